@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from app.beams.search import BeamSearchParams
     from app.offline.llm import LLM
+    from app.offline.lora_request import LoRARequest
     from app.records.pooling_params import PoolingParams
     from app.records.sampling_params import SamplingParams
     from app.structured.structured_outputs import StructuredOutputs
 
-__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "StructuredOutputs"]
+__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "PoolingParams", "SamplingParams", "StructuredOutputs"]
 
 _MODULES = {
     "LLM": "app.offline.llm",
     "BeamSearchParams": "app.beams.search",
+    "LoRARequest": "app.offline.lora_request",
     "PoolingParams": "app.records.pooling_params",
     "SamplingParams": "app.records.sampling_params",
     "StructuredOutputs": "app.structured.structured_outputs",

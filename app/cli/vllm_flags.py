@@ -191,7 +191,7 @@ INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank", "--max-cpu-loras", "--lora-dtype"),
+            *("--lora-modules", "--max-cpu-loras", "--lora-dtype"),
             *("--lora-target-modules", "--fully-sharded-loras", "--default-mm-loras", "--specialize-active-lora"),
             *("--enable-mixed-moe-lora-format", "--enable-moe-shared-loras", "--enable-tower-connector-lora"),
         ),

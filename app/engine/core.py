@@ -21,7 +21,8 @@ from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
 from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.scheduler import Scheduler, StepRules
-from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError
+from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
+from app.records.adapter import AdapterAsk
 from app.records.engine_state import EngineState, HoldReason
 from app.records.kv_events import KVEventSink
 from app.records.outputs import EngineOutput
@@ -72,6 +73,7 @@ class EngineCore:
         self._most_inflight = config.max_inflight_steps  # 0 while frozen
         self._held: set[str] = set()  # requests that came while new ones wait
         self._num_deferred = 0  # pieces of the workers' start that are left for idle time
+        self.adapters: set[bytes] = set()  # digests of those that requests may ask for
 
     # ---- life
 
@@ -100,6 +102,7 @@ class EngineCore:
             num_draft_tokens=worker_info.num_draft_tokens,
             num_stages=self.config.pipeline_parallel_size,
             prompt_time=self._prompt_time(worker_info),
+            max_adapters=self.config.max_loras if self.config.enable_lora else 0,
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
@@ -163,13 +166,16 @@ class EngineCore:
     # ---- requests
 
     def prepare(self, request: EngineRequest) -> Request:
-        """Check a request and make it ready for `enqueue`; InvalidRequestError, PromptTooLongError.
+        """Check a request and make it ready for `enqueue`; InvalidRequestError, PromptTooLongError, ModelNotFoundError.
 
         Compiles the grammar of one with structured outputs: milliseconds, in which the caller waits.
         """
         state = self.state
         if (state.asleep or state.weights_missing) and (why := state.refusal) is not None:
             raise EngineAsleepError(why)
+        ask = request.asked(AdapterAsk)
+        if ask is not None and ask.digest not in self.adapters:
+            raise ModelNotFoundError(f"the adapter {ask.name!r} is not loaded", param="model")
         return self._started_admission.admit(request)
 
     def enqueue(self, request: Request) -> None:

@@ -46,7 +46,7 @@ class AdapterReader:
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
 
     def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
-        """Of all modules of an adapter whose file of weights holds `content`. CheckpointError, UnsupportedError name a
+        """The matrices of an adapter whose file of weights holds `content`. CheckpointError, UnsupportedError name a
         tensor without a place, of another size, or whose numbers are none."""
         found: dict[tuple[Linear, str], LayerPair] = {}
         for module, entry in files.modules.items():

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from app.api.generation.request_builder import RequestBuilder
 from app.offline.engine_loop import EngineLoop
 from app.offline.prompts import at_prompt
+from app.records.adapter import AdapterAsk
 from app.records.outputs import CompletionOutput, EngineOutput, RequestOutput
 from app.records.request_state import Request
 from app.records.sampling_params import SamplingParams
@@ -30,11 +31,16 @@ class Generation:
         self._model = model
 
     def run(
-        self, prompts: Sequence[tuple[str | None, list[int]]], params: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[AdapterAsk | None],
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text or None, token ids) as its params say; results in the order of the prompts."""
-        asked = enumerate(zip(prompts, params, strict=True))
-        jobs = [self.job(i, text, token_ids, own) for i, ((text, token_ids), own) in asked]
+        """Complete each prompt (text or None, token ids) as its params say, with its adapter; results in the order of
+        the prompts."""
+        asked = enumerate(zip(prompts, params, adapters, strict=True))
+        jobs = [self.job(i, text, token_ids, own, adapter) for i, ((text, token_ids), own, adapter) in asked]
         choices = {choice.request.request_id: choice for job in jobs for choice in job}
         with _Progress(len(prompts), use_tqdm) as progress:
 
@@ -49,11 +55,19 @@ class Generation:
             self._loop.run([choice.request for choice in choices.values()], take)
         return [job[0].result for job in jobs]
 
-    def job(self, index: int, text: str | None, token_ids: list[int], params: SamplingParams) -> list[Choice]:
+    def job(
+        self,
+        index: int,
+        text: str | None,
+        token_ids: list[int],
+        params: SamplingParams,
+        adapter: AdapterAsk | None = None,
+    ) -> list[Choice]:
         """The `n` choices of one prompt, checked and ready to be sent; InvalidRequestError names the prompt."""
+        model = self._model if adapter is None else self._model.adapted(adapter)
         result = RequestOutput(self._loop.new_id(), text, token_ids, [], finished=False)
         with at_prompt(index):
-            requests = RequestBuilder(self._model, params).choices(result.request_id, token_ids)
+            requests = RequestBuilder(model, params).choices(result.request_id, token_ids)
             result.outputs += [CompletionOutput(request.choice_index) for request in requests]
             return [
                 Choice(

@@ -25,6 +25,8 @@ from app.models.model_check import check_model
 from app.offline.beam_search import BeamSearches, BeamSearchOutput
 from app.offline.engine_loop import EngineLoop
 from app.offline.generation import Generation
+from app.offline.loaded_adapters import LoadedAdapters
+from app.offline.lora_request import LoRARequest
 from app.offline.pooling import Pooling
 from app.offline.pooling_outputs import (
     ClassificationOutput,
@@ -78,6 +80,7 @@ class LLM:
         )
         loop = EngineLoop(self._core)
         self._generation = Generation(loop, self._model)
+        self._adapters = LoadedAdapters(self._core)
         self._beams = BeamSearches(loop, self._model)
         self._pooling = Pooling(loop, self._model)
 
@@ -162,21 +165,33 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
         `sampling_params` is one for all prompts or one for each; when not given, the model's defaults and 16 tokens, as
-        with vLLM. Results are in the order of the prompts. Raises InvalidRequestError (before anything runs) naming the
-        prompt at fault.
+        with vLLM. `lora_request` is the adapter (enable_lora) of all prompts, or one for each. Results are in the order
+        of the prompts. Raises InvalidRequestError (before anything runs) naming the prompt at fault.
         """
         encoded = [self._encoded(prompt) for prompt in as_list(prompts)]
-        return self._ready(self._generation).run(encoded, self._params_for(len(encoded), sampling_params), use_tqdm)
+        return self._generate(encoded, sampling_params, use_tqdm, lora_request)
+
+    def _generate(
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+    ) -> list[RequestOutput]:
+        params, part = self._params_for(len(prompts), sampling_params), self._ready(self._generation)
+        return part.run(prompts, params, self._adapters.of_prompts(lora_request, len(prompts)), use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -197,7 +212,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._ready(self._generation).run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+        return self._generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def render_chat(self, messages: Conversation, **options: Any) -> tuple[str, list[int]]:
         """The prompt of one conversation as text and token ids; `options` are those of ChatTemplate.render.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
+
+ROOT_BYTES = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -11,3 +14,8 @@ class AdapterAsk:
 
     name: str  # for people
     digest: bytes
+
+    def cache_root(self, root: bytes) -> bytes:
+        """Returns what blocks of such requests are hashed with: no other adapter's meet them, nor the base model's
+        (I5). `root`: of the tenant."""
+        return blake2b(len(root).to_bytes(4, "little") + root + self.digest, digest_size=ROOT_BYTES).digest()

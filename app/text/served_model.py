@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.checkpoints.model_info import ModelInfo
+from app.records.adapter import AdapterAsk
 from app.records.pooling_info import PoolingInfo
+from app.records.request import Placement
 from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer
@@ -29,7 +31,18 @@ class ServedModel:
     pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
+    adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
     _bounds: RequestBounds | None = field(default=None, init=False, repr=False, compare=False)
+
+    def adapted(self, adapter: AdapterAsk) -> ServedModel:
+        """The same model with an adapter, under the adapter's name."""
+        return replace(self, name=adapter.name, aliases=(), adapter=adapter)
+
+    def placed(self, placement: Placement) -> Placement:
+        """A request's placement, whose blocks are this adapter's."""
+        if self.adapter is None:
+            return placement
+        return replace(placement, cache_root=self.adapter.cache_root(placement.cache_root))
 
     @property
     def bounds(self) -> RequestBounds:

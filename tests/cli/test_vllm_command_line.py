@@ -134,7 +134,7 @@ def test_what_changes_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("vllm", "says"),
     [
-        ("--enable-lora", "merge them"),
+        ("--lora-modules a=/b", "merge them"),
         ("--spec-method ngram", "a key of --speculative-config"),
         ("--limit-mm-per-prompt {}", "not there yet"),
         ("--tokenizer-mode slow", "only auto"),

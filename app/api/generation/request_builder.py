@@ -45,13 +45,14 @@ class RequestBuilder:
         usual_max_tokens: int | None = None,
     ) -> None:
         self._model = model
-        self._placement = placement
+        self._placement = model.placed(placement)
         self._names = names
         self._inside = inside
         self._usual_max_tokens = usual_max_tokens
         words = self._bad_words(params) if params.bad_words else ()
         # What no single feature asks for is left out.
-        self._asks: tuple[object, ...] = (*([BadWords(words)] if words else []), *([reasoning] if reasoning else []))
+        asks = BadWords(words) if words else None, reasoning, model.adapter
+        self._asks: tuple[object, ...] = tuple(ask for ask in asks if ask is not None)
         info = model.info
         self._params = with_tokenizer_eos(params, model.tokenizer, info.eos_token_ids, info.vocab_size)
 
@@ -93,5 +94,8 @@ def pooling_request(
     """The request for one prompt's vector or scores; errors as in RequestBuilder."""
     if model.pooling is not None and model.pooling.has_token_types and prompt.second_text_at is not None:
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
+    asks = () if model.adapter is None else (model.adapter,)
     with in_words_of(names):
-        return model.bounds.settled(EngineRequest(request_id, prompt.token_ids, params, placement=placement))
+        return model.bounds.settled(
+            EngineRequest(request_id, prompt.token_ids, params, placement=model.placed(placement), asks=asks)
+        )

@@ -43,7 +43,7 @@ _REFUSED: Mapping[str, str] = {
 
 @dataclass(slots=True, frozen=True)
 class LowRankEntry:
-    """Where the two matrices of one module lie: first [r, in], second [out, r]."""
+    """Says where the two matrices of one module lie: first [r, in], second [out, r]."""
 
     module: str  # its name in the base model's checkpoint
     first: TensorEntry

@@ -28,6 +28,8 @@ CONTROLS: Registry[Callable[..., Any]] = Registry(
         "reset_prefix_cache": "app.engine.control.prefix_cache:reset_prefix_cache",
         "sleep": "app.engine.control.sleep:sleep",
         "wake_up": "app.engine.control.sleep:wake_up",
+        "load_adapter": "app.engine.control.adapters:load_adapter",
+        "unload_adapter": "app.engine.control.adapters:unload_adapter",
         "check_weights": "app.engine.control.weights:check_weights",
         "reload_weights": "app.engine.control.weights:reload_weights",
         "update_weights": "app.engine.control.weights:update_weights",

@@ -23,6 +23,7 @@ import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import PrefixHit
+from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
 from app.engine.scheduler.loading import LoadingRequests
@@ -62,6 +63,7 @@ class StepRules:
     whole_prompts: bool = False  # the model computes a prompt in one step
     num_draft_tokens: int = 0  # that the workers propose for a row
     num_stages: int = 1  # the pipeline's
+    max_adapters: int = 0  # that rows may compute with
     prompt_time: PromptTime = UNLIMITED
 
 
@@ -92,6 +94,7 @@ class Scheduler:
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
+        self._adapters = AdapterSlots(rules.max_adapters)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -172,6 +175,7 @@ class Scheduler:
         last_step = int(self.rows.last_step[request.row])
         if request.is_loading:
             self._loading.left(int(self.rows.generation[request.row]), request)
+        self._adapters.left(request)
         self._pending_diffs.row_left(self.rows.leave(request))
         last_write = max(last_step, request.load_step)
         self.kv.free(request, last_write if last_write > self._last_returned else None)
@@ -329,11 +333,15 @@ class Scheduler:
         another request is just computing much of its prompt: its blocks will be found in the cache.
         """
         passed = 0
+        self._adapters.begin_plan()
         for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1):
             if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
                 break
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
+            if not self._has_adapter_slot(request, plan):
+                passed += 1
+                continue
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
@@ -348,6 +356,14 @@ class Scheduler:
                 logger.exception("request %s cannot be scheduled", request.request_id)
                 self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
 
+    def _has_adapter_slot(self, request: Request, plan: StepPlan) -> bool:
+        """True if a slot of adapters is there for a waiting request; requests that are held give theirs."""
+        if not self._adapters.may_enter(request):
+            for held in self._adapters.held():
+                self._preempt(held, plan)
+            return self._adapters.may_enter(request)
+        return True
+
     def _admit(self, request: Request, hit: PrefixHit, plan: StepPlan) -> None:
         """Give a waiting request a row and its first chunk; that may wait for what it loads, if others compute."""
         computed = hit.num_blocks * self.kv.block_size
@@ -358,6 +374,7 @@ class Scheduler:
         admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
+        self._adapters.entered(request)
         self.waiting.load.began(request, self._statistics.work_costs(self.rows), remaining, self._clock())
         self.waiting.take(request)
         self._pending_diffs.row_entered(request, computed)

@@ -64,7 +64,7 @@ class Adapters(WorkerFeature):
         self._loaded[digest] = self._pool.on_host(self._reader.pairs(files, content))
 
     def drop_adapter(self, digest: bytes) -> None:
-        """Forget an adapter, which no row has."""
+        """Forget an adapter that no request has; of rows whose end the next step message tells, one may."""
         self._slots.drop(digest)
         self._loaded.pop(digest, None)
 
@@ -118,7 +118,8 @@ class Adapters(WorkerFeature):
         """Rows that stand still find their adapters again."""
         if self._pool.restore():
             for digest, slot in self._slots.resident.items():
-                self._pool.fill(slot, self._loaded[digest])
+                if digest in self._loaded:  # else its rows are done
+                    self._pool.fill(slot, self._loaded[digest])
 
     def warm(self) -> None:
         """Compile the kernels of all layers, of few tokens and of many."""

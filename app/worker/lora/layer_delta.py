@@ -1,4 +1,4 @@
-"""What a linear layer adds in rows with an adapter."""
+"""Adds adapters to the products of linear layers."""
 
 from __future__ import annotations
 

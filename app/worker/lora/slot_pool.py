@@ -20,7 +20,7 @@ from app.worker.host_copy import empty
 
 @dataclass(slots=True, frozen=True)
 class LayerPlace:
-    """Where a layer's matrices lie in a row of ranks, in numbers."""
+    """Says where a layer's matrices lie in a row of ranks, in numbers."""
 
     parts: tuple[str, ...]
     part_sizes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Which adapter lies in which slot, and how many rows compute with it.
+"""Knows which adapter lies in which slot, and how many rows compute with it.
 
 Every rank is given the same rows in the same order, and so finds the same slots by itself. That there is one free, the
 scheduler sees to (engine/scheduler/adapter_slots.py): rows have at most as many adapters as there are slots.
@@ -16,6 +16,7 @@ class SlotTable:
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: dict[bytes, int] = {}
         self._num_rows: dict[bytes, int] = {}  # of those with rows
+        self._unwanted: set[bytes] = set()  # those whose last row takes the slot with it
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # of those without, the least recently used first
 
     @property
@@ -26,6 +27,7 @@ class SlotTable:
     def enter(self, digest: bytes) -> tuple[int, bool]:
         """The slot of one more row's adapter, and whether the adapter has to be put there first."""
         if digest in self._slots:
+            self._unwanted.discard(digest)
             self._idle.pop(digest, None)
             self._num_rows[digest] = self._num_rows.get(digest, 0) + 1
             return self._slots[digest], False
@@ -42,10 +44,15 @@ class SlotTable:
         if not self._num_rows[digest]:
             del self._num_rows[digest]
             self._idle[digest] = None
+            if digest in self._unwanted:
+                self.drop(digest)
 
     def drop(self, digest: bytes) -> None:
-        """Give the slot of an adapter without rows away, if it has one."""
-        assert digest not in self._num_rows, "an adapter that rows compute with"
+        """Give the slot of an adapter away, if it has one, once its rows have been freed."""
+        if digest in self._num_rows:
+            self._unwanted.add(digest)
+            return
+        self._unwanted.discard(digest)
         self._idle.pop(digest, None)
         if digest in self._slots:
             self._free.append(self._slots.pop(digest))

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
-from app.errors import MantaError
 from app.records.adapter import AdapterAsk
-from tests.adapters import pair, peft_adapter, peft_logits, write_adapter
+from tests.adapters import peft_adapter, peft_logits
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
@@ -86,7 +85,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def runs(asks: list[AdapterAsk | None], max_tokens: int = 6) -> list[Run]:
     """One request for each, of different prompts."""
     return [
-        Run([token + index for token in PROMPT[: 4 + index % 4]], greedy(max_tokens), asks=() if ask is None else (ask,))
+        Run(
+            [token + index for token in PROMPT[: 4 + index % 4]], greedy(max_tokens), asks=() if ask is None else (ask,)
+        )
         for index, ask in enumerate(asks)
     ]
 
@@ -131,21 +132,3 @@ def test_slots_are_given_away_and_adapters_come_back(adapters: list[Path]) -> No
     driver.worker.call_feature("drop_adapter", asks[2].digest)
     again = load(driver, adapters[2])
     assert driver.run(runs([again]))[0].tokens == first[2]
-
-
-def test_what_the_model_has_no_place_for_is_refused_by_name(tmp_path: Path) -> None:
-    driver = adapting(tiny_model())
-    cases: dict[str, tuple[dict[str, torch.Tensor], str]] = {
-        "layer": (pair("model.layers.7.self_attn.q_proj"), "model.layers.7.self_attn.q_proj: the model has no such"),
-        "head": (pair("lm_head", size_out=331), "lm_head: LoRA on the output head"),
-        "size": (pair(size_in=32), "for 32 inputs and 64 outputs; the layer has 64 and 64"),
-        "nan": ({name: x * torch.nan for name, x in pair().items()}, r"lora_A.weight holds numbers that are none"),
-    }
-    for name, (tensors, message) in cases.items():
-        with pytest.raises(MantaError, match=message):
-            load(driver, write_adapter(tmp_path / name, tensors))
-    with pytest.raises(MantaError, match="another adapter than a moment ago"):
-        driver.worker.call_feature("load_adapter", str(write_adapter(tmp_path / "good")), bytes(16))
-    experts = adapting(tiny_model(EXPERT_VARIANTS["mixtral"][0], **EXPERT_VARIANTS["mixtral"][1]))
-    with pytest.raises(MantaError, match="experts"):
-        load(experts, write_adapter(tmp_path / "x", pair("model.layers.0.mlp.experts.0.gate_proj", size_out=112)))

@@ -1,0 +1,64 @@
+"""Keeps the rows to as many adapters as the workers have slots.
+
+A request whose adapter finds no slot is passed by others, but not for ever: once as many as OVERTAKING for each slot
+have taken a row with an adapter that had one, no further one does before its turn, so that a slot comes free.
+"""
+
+from __future__ import annotations
+
+from app.records.adapter import AdapterAsk
+from app.records.request_state import Request
+
+OVERTAKING = 4
+
+
+class AdapterSlots:
+    """Counts rows by their adapters. Requests without one pass through."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._of_digest: dict[bytes, list[Request]] = {}  # those in rows
+        self._is_waited_for = False  # in the step that is being planned
+        self._num_overtaken = 0  # since a slot was last taken
+
+    def begin_plan(self) -> None:
+        """Waiting requests are looked at in order, from the first."""
+        self._is_waited_for = False
+
+    def may_enter(self, request: Request) -> bool:
+        """True if a waiting request may take a row, as far as its adapter goes."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is None:
+            return True
+        if ask.digest in self._of_digest:
+            return not self._is_waited_for or self._num_overtaken < OVERTAKING * self._num_slots
+        if len(self._of_digest) < self._num_slots:
+            return True
+        self._is_waited_for = True
+        return False
+
+    def held(self) -> list[Request]:
+        """The rows of an adapter whose clients hold all of them, where there is one: they keep nobody waiting."""
+        found = (rows for rows in self._of_digest.values() if all(request.paused for request in rows))
+        return list(next(found, ()))
+
+    def entered(self, request: Request) -> None:
+        """The request has taken a row."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is None:
+            return
+        if ask.digest not in self._of_digest:
+            self._num_overtaken = 0
+        elif self._is_waited_for:
+            self._num_overtaken += 1
+        self._of_digest.setdefault(ask.digest, []).append(request)
+
+    def left(self, request: Request) -> None:
+        """The request has left its row."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is None:
+            return
+        rows = self._of_digest[ask.digest]
+        rows.remove(request)
+        if not rows:
+            del self._of_digest[ask.digest]
