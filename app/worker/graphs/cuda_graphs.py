@@ -74,12 +74,12 @@ class CudaGraphs:
     @property
     def missing(self) -> list[StepKey]:
         """The steps that are not captured, the most needed first."""
-        return [key for key in self.step.keys if key not in self._forward]
+        return [key for key in self.step.keys if key.size not in self._sizes.get(key.parts, ())]
 
     @property
     def num_captured(self) -> int:
         """Steps that are."""
-        return len(self._forward)
+        return sum(map(len, self._sizes.values()))
 
     def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
         """The smallest captured step with these parts that holds so many rows; None: no size does."""
@@ -87,7 +87,7 @@ class CudaGraphs:
 
     def forward(self, key: StepKey) -> None:
         """Replay the step up to its logits."""
-        self._forward[key].replay()
+        self._forward[self.step.forward_key(key)].replay()
 
     def sample(self, key: StepKey) -> None:
         """Replay the sampling."""
@@ -118,8 +118,9 @@ class CudaGraphs:
 
     def _capture(self, key: StepKey) -> None:
         self.step.inputs.pad_all()
-        self._forward[key] = self._captured(self.step.forward, key)
-        of_sample = self.step.sample_key(key)
+        of_forward, of_sample = self.step.forward_key(key), self.step.sample_key(key)
+        if of_forward not in self._forward:
+            self._forward[of_forward] = self._captured(self.step.forward, of_forward)
         if self.step.sent is None and of_sample not in self._sample:
             self._sample[of_sample] = self._captured(self.step.sample, of_sample)
         insort(self._sizes.setdefault(key.parts, []), key.size)

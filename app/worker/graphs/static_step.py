@@ -112,6 +112,8 @@ class StaticStep:
         self._forward = forward
         self._state = state
         self._features = features
+        self._sampled = features.logits_parts | {DRAFTS}  # parts that the sampling has, whoever proposes
+        self._only_sampled = features.logits_parts - features.forward_parts
         self._drafting = drafting
 
     @property
@@ -128,10 +130,14 @@ class StaticStep:
         """See Static."""
         return smallest(self._sizes_of.get(parts, ()), num_rows, parts)
 
+    def forward_key(self, key: StepKey) -> StepKey:
+        """The key for `forward`, which ends before anything changes the logits."""
+        return StepKey(key.size, key.parts - self._only_sampled)
+
     def sample_key(self, key: StepKey) -> StepKey:
         """The key for `sample`, to which it is all one what the layers computed, unless it ends with a proposal."""
         proposes = self._drafting is not None and self._drafting.proposer.is_capturable
-        return StepKey(key.size, key.parts - {CASCADE} if proposes else key.parts & {DRAFTS})
+        return StepKey(key.size, key.parts - {CASCADE} if proposes else key.parts & self._sampled)
 
     def places_each(self, key: StepKey) -> int:
         """Places for tokens that each row has."""
@@ -177,7 +183,7 @@ class StaticStep:
         temperature, top_k, top_p, min_p, keys = (
             inputs[name] if each == 1 else inputs[name].repeat_interleave(each, dim=0) for name in names
         )
-        logits = self.logits[: len(made.lengths)]
+        logits = self._features.logits(view, self.logits[: len(made.lengths)], key.parts)
         sampled, _ = self._sample_tokens(logits, temperature, top_k, top_p, min_p, keys, made.lengths)
         self.token_ids[: len(sampled)].copy_(sampled)
         if self._drafting is None:
@@ -227,7 +233,7 @@ class StaticStep:
     def _keep_inputs(self, view: StepView, key: StepKey) -> None:
         """Copies what layers are given from where the forward pass made it to where the proposer finds it."""
         num_places = len(view.tensors.positions)
-        self._names[key.parts - {CASCADE}] = list(view.layer_inputs)
+        self._names[self.forward_key(key).parts - {CASCADE}] = list(view.layer_inputs)
         for name, tensor in view.layer_inputs.items():
             if name not in self._brought:
                 self._brought[name] = tensor.new_zeros(len(self.tensors.positions), *tensor.shape[1:])
@@ -235,7 +241,7 @@ class StaticStep:
 
     def _proposal(self, key: StepKey, view: StepView, num_new: torch.Tensor, num_rows: int) -> Proposal:
         num_places = len(view.tensors.positions)
-        names = self._names[key.parts - {CASCADE}]
+        names = self._names[self.forward_key(key).parts - {CASCADE}]
         view.layer_inputs.update((name, self._brought[name][:num_places]) for name in names)
         kept = {layer: tensor[:num_places] for layer, tensor in self._kept.items()}
         last = kept.pop(None)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from app.platforms.to_device import to_device
 from app.records.sampling_params import SamplingParams
 from app.records.step import NewRequest
+from app.worker.rows.step_inputs import StepInputs
 from app.worker.rows.worker_feature import WorkerFeature
 
 PARAMS = SamplingParams.model_fields
@@ -46,6 +47,9 @@ class LogitsProcessor(WorkerFeature, ABC):
         self.device = device
         self.active = False  # whether one of the selected rows uses it
         self._by_row: dict[int, Any] = {}
+
+    def declare(self, inputs: StepInputs) -> None:
+        """Add the lines that it needs to the inputs of steps; before the first request."""
 
     def take(self, row: int, request: NewRequest) -> bool:
         """Note a request that entered its row; False: it does not use the processor."""

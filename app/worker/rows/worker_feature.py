@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # what a step is made of, which itself knows of features
 class WorkerFeature:
     """Base of the features: every hook does nothing. Hooks are listed in the order in which they are called."""
 
-    # A part of the step that only some steps have: such a feature's `inputs` and `hidden` run in the steps for whose
-    # rows `takes_part` says so, and captured steps exist with it and without. "": the feature is in every step.
+    # A part of the step that only some steps have: such a feature's `inputs`, `hidden` and `logits` run in the steps
+    # for whose rows `takes_part` says so; captured steps exist with it and without. "": it is in every step.
     part: str = ""
     # Its own methods that the engine may call between steps, by `Worker.call_feature`.
     calls: tuple[str, ...] = ()
@@ -63,6 +63,9 @@ class WorkerFeature:
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The step's hidden states, before the head reads them. Captured like `inputs`."""
+
+    def logits(self, view: StepView, logits: torch.Tensor) -> None:
+        """Change the fp32 logits [T, V] of a step over static tensors, before tokens are drawn from them. Captured."""
 
     def after(self, step: SchedulerOutput, results: StepResults) -> None:
         """The head has filled the step's `results`, to which the feature may add. Called after every step."""
@@ -103,7 +106,7 @@ class WorkerFeatures:
     def __init__(self, features: Sequence[WorkerFeature]) -> None:
         self._all = tuple(features)
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
-        self._inputs, self._hidden = map(self._overriding, ("inputs", "hidden"))
+        self._inputs, self._hidden, self._logits = map(self._overriding, ("inputs", "hidden", "logits"))
         self._after, self._report = map(self._overriding, ("after", "report"))
         self._optional = tuple(feature for feature in self._all if feature.part)
 
@@ -111,6 +114,16 @@ class WorkerFeatures:
     def parts(self) -> list[str]:
         """The optional parts of steps."""
         return sorted({feature.part for feature in self._optional})
+
+    @property
+    def forward_parts(self) -> frozenset[str]:
+        """Those that change what is computed up to the logits."""
+        return frozenset(feature.part for feature in (*self._inputs, *self._hidden) if feature.part)
+
+    @property
+    def logits_parts(self) -> frozenset[str]:
+        """Those that change the logits."""
+        return frozenset(feature.part for feature in self._logits if feature.part)
 
     @property
     def reads_layers(self) -> tuple[int, ...]:
@@ -184,6 +197,15 @@ class WorkerFeatures:
         for feature in self._hidden:
             if not feature.part or feature.part in parts:
                 feature.hidden(view, hidden)
+
+    def logits(self, view: StepView, logits: torch.Tensor, parts: frozenset[str]) -> torch.Tensor:
+        """Logits [T, V] of a step with these parts, as the features change them: in fp32 then, and a copy."""
+        changing = [feature for feature in self._logits if not feature.part or feature.part in parts]
+        if changing:
+            logits = logits.to(torch.float32, copy=True)
+        for feature in changing:
+            feature.logits(view, logits)
+        return logits
 
     def after(self, step: SchedulerOutput, results: StepResults) -> None:
         """Pass on the head's results."""

@@ -47,6 +47,8 @@ class Sampler(WorkerFeature):
         """`inputs`: of the steps, to which it adds; `plugins`: logits processors beside ours."""
         self._rows = SamplingRows(inputs, max_num_seqs, vocab_size, device)
         self._processors = create_logits_processors(vocab_size, device, plugins)
+        for processor in self._processors:
+            processor.declare(inputs)
         self._gumbel_argmax, self._sample_tokens = GUMBEL_ARGMAX.on(device), SAMPLE_TOKENS.on(device)
         self._sorts = not platform_of(device).is_async  # filters sort; those of a GPU need not
         self._params = [name for name in PARAMS if any(name in (one.reads or ()) for one in self._processors)]
@@ -91,10 +93,10 @@ class Sampler(WorkerFeature):
         return self._batch
 
     def is_plain(self, rows: NDArray[np.int64]) -> bool:
-        """True if temperature and filters are all that these rows want of the sampler, so that `sample_tokens` alone
-        can serve them."""
+        """True if temperature and filters are all that these rows want of the sampler, so that a captured draw can
+        serve them."""
         if self._asked is None or not np.array_equal(self._asked, rows):
-            wanted = any(processor.serves(rows) for processor in self._processors)
+            wanted = any(one.serves(rows) for one in self._processors if not one.part)
             self._asked, self._is_plain = rows, not wanted and not self._rows.want_logprobs(rows)
         return self._is_plain
 
