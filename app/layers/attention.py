@@ -40,6 +40,9 @@ class AttentionSettings:
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     sinks: bool = False  # whether heads have one
     clip: float | None = None  # queries, keys and values stay within, once they are normed whole
+    gates_output: bool = (
+        False  # each number that heads give is multiplied by the sigmoid of one of a further projection
+    )
 
 
 class Attention(KVAttentionLayer):
@@ -50,7 +53,9 @@ class Attention(KVAttentionLayer):
     ) -> None:
         super().__init__()
         s = settings
-        self.qkv_proj = QKVLinear(ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias)
+        self.qkv_proj = QKVLinear(
+            ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias, s.gates_output
+        )
         self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.first_kv_head, self.whole_kv_heads = self.qkv_proj.first_kv_head, s.num_kv_heads
@@ -61,7 +66,7 @@ class Attention(KVAttentionLayer):
             self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5 if s.scale is None else s.scale
         self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
-        self.layer_index, self.clip = layer_index, s.clip
+        self.layer_index, self.clip, self.gates_output = layer_index, s.clip, s.gates_output
         self.rotary = rotary
         self.choose_cache(
             ctx,
@@ -89,6 +94,8 @@ class Attention(KVAttentionLayer):
         kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        num_cached = self.num_heads + 2 * self.num_kv_heads
+        heads, gate = heads[:, :num_cached], heads[:, num_cached:]
         rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
         if self.clip is not None:
             heads.clamp_(-self.clip, self.clip)
@@ -109,6 +116,8 @@ class Attention(KVAttentionLayer):
             kv_scales=scales,
             **self._bias(),
         )
+        if self.gates_output:
+            out = out * gate.sigmoid()
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     def _bias(self) -> dict[str, HeadBias]:

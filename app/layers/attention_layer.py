@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from app.kernels.attention import KV_FP8, KV_INT8, SCALE_WIDTH, AttentionMetadata, AttentionOps
-from app.layers.cache_spec import LayerCacheSpec
+from app.layers.cache_spec import LayerCacheSpec, LayerStateSpec
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.weight import ShapeMismatch
@@ -40,6 +40,10 @@ class AttentionLayer(Layer, ABC):
     @abstractmethod
     def cache_spec(self) -> LayerCacheSpec | None:
         """Returns what the layer caches for each token on this rank; None: nothing."""
+
+    def state_spec(self) -> LayerStateSpec | None:
+        """Returns what the layer keeps of each request on this rank, beside that; None: nothing."""
+        return None
 
     def set_kv_scales(self, kind: KVScaleKind, scales: torch.Tensor) -> None:
         """Take a checkpoint's scales of a quantized cache, fp32 [n]; ShapeMismatch for an n that cannot be."""

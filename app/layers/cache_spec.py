@@ -1,4 +1,5 @@
-"""Describes what one attention layer keeps of each token: the layer says it, and memory, tensors and copies follow."""
+"""Describes what one layer keeps, of each token or of each request: the layer says it, and memory, tensors and copies
+follow."""
 
 from __future__ import annotations
 
@@ -26,3 +27,28 @@ class LayerCacheSpec:
     def block_shape(self, block_size: int) -> tuple[int, ...]:
         """The shape of one block."""
         return (*self.planes, block_size, self.width)
+
+
+@dataclass(slots=True, frozen=True)
+class StateTensor:
+    """One kind of state, as the inputs of a convolution or what a recurrence goes on from."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of one request."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(slots=True, frozen=True)
+class LayerStateSpec:
+    """A layer's states of one request, which take the same memory however long it is."""
+
+    tensors: tuple[StateTensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of one request."""
+        return sum(tensor.num_bytes for tensor in self.tensors)

@@ -44,12 +44,13 @@ class ForwardContext:
 
     positions: torch.Tensor  # int64 [T]
     attention: Sequence[AttentionMetadata]  # one per attention layer of this stage; layers that plan alike share
-    kv_caches: Sequence[torch.Tensor]  # one for each of them that has a cache [B, ...], see its `cache_spec`
+    kv_caches: Sequence[torch.Tensor]  # one for each of them: its cache [B, ...], see its `cache_spec`
     hidden: torch.Tensor | None = None  # [T, C] from the pipeline stage before; None in the first stage
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what features bring, by name, [T, ...]
     memo: dict[object, Any] = field(default_factory=dict)  # what layers compute once a step for all of them
     wanted: frozenset[int] = frozenset()  # layers whose input features want
     kept: dict[int, torch.Tensor] = field(default_factory=dict)  # those inputs, [T, C] each
+    states: Sequence[tuple[torch.Tensor, ...]] = ()  # one for each layer that attends: its states, see its `state_spec`
 
     def keep(self, layer: int, x: torch.Tensor) -> None:
         """The layer of this number is about to read x [T, C]; behind the last one: what it gave."""

@@ -184,13 +184,22 @@ class QKVLinear(MergedColumnLinear):
     """Query, key and value projections in one. Where there are more ranks than KV heads, ranks share a head."""
 
     def __init__(
-        self, ctx: BuildContext, input_size: int, head_dim: int, num_heads: int, num_kv_heads: int, bias: bool
+        self,
+        ctx: BuildContext,
+        input_size: int,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        bias: bool,
+        has_gate: bool = False,
     ) -> None:
+        """`has_gate`: behind the values, as many numbers as queries have."""
         tp = ctx.groups.tp
         copies = max(1, tp.size // num_kv_heads)  # ranks that hold the same KV head
         query_heads = tp.share_of(num_heads, "num_attention_heads")
         kv_heads = tp.share_of(num_kv_heads * copies, "num_key_value_heads")
         sizes = {"q_proj": num_heads * head_dim, "k_proj": num_kv_heads * head_dim, "v_proj": num_kv_heads * head_dim}
+        sizes |= {"gate_proj": num_heads * head_dim} if has_gate else {}
         super().__init__(ctx, input_size, sizes, bias, {"k_proj": copies, "v_proj": copies})
         self.num_heads, self.num_kv_heads = query_heads, kv_heads
         self.first_kv_head = self.output_shares["k_proj"].start // head_dim  # in the whole layer

@@ -70,6 +70,11 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Qwen2ForCausalLM": "app.models.families.qwen2:Qwen2ForCausalLM",
         "Qwen2MoeForCausalLM": "app.models.families.qwen_moe:Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM": "app.models.families.qwen_moe:Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
+        "Qwen3_5MoeForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
         "Qwen3ForCausalLM": "app.models.families.qwen3:Qwen3ForCausalLM",
         "SmolLM3ForCausalLM": "app.models.families.smollm3:SmolLM3ForCausalLM",
         "SolarOpenForCausalLM": "app.models.families.solar_open:SolarOpenForCausalLM",

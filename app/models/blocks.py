@@ -53,6 +53,7 @@ def _attention_settings(settings: DecoderSettings, place: LayerPlace) -> Attenti
         alibi_slopes=s.alibi_slopes,
         sinks=s.attention_sinks,
         clip=s.attention_clip,
+        gates_output=s.attention_gates,
     )
 
 

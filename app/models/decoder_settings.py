@@ -44,6 +44,7 @@ class DecoderSettings:
     attention_soft_cap: float | None = None
     attention_clip: float | None = None  # of queries, keys and values, which are not normed by heads then
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
+    attention_gates: bool = False  # what heads give is multiplied by the sigmoid of a further projection
     attention_sinks: bool = False  # one for each head, in the checkpoint
     # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.
     rope_types: tuple[str, ...] = ()

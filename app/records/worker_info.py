@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.records.state_pool import StatePool
+
 
 @dataclass(slots=True, frozen=True)
 class WorkerInfo:
@@ -22,6 +24,7 @@ class WorkerInfo:
     num_deferred: int = 0  # pieces of the start that the workers left for idle time
     # Windows of the groups of layers that keep blocks of their own; None: the whole context (app/records/kv_groups.py).
     kv_windows: tuple[int | None, ...] = (None,)
+    states: StatePool | None = None  # None: no layer keeps any
 
 
 @dataclass(slots=True, frozen=True)

@@ -106,6 +106,7 @@ class ForwardPass:
             layer_inputs or {},
             wanted=self._wanted,
             kept=kept,
+            states=self.cache.states,
         )
 
     def compute(self, input_ids: torch.Tensor, ctx: ForwardContext) -> HiddenStates:

@@ -23,18 +23,18 @@ _ALL, _NO_LAYER, _OTHER_SHAPE = 0, -1, -2
 
 
 def select_groups(config: EngineConfig, layers: Sequence[AttentionLayer], ctx: BuildContext) -> Windows:
-    """The groups' windows, the same on every rank; one group of all layers where the option says so, or where layers do
-    not keep the same of each token, as blocks have one size. Collective over a pipeline."""
-    specs = layer_specs(layers)
-    if config.hybrid_kv_cache == "off" or not specs:
+    """The groups' windows, the same on every rank; one group of all layers where the option says so, where layers do
+    not keep the same of each token, as blocks have one size, or where some keep states. Collective over a pipeline."""
+    specs, keeps_states = layer_specs(layers), any(layer.state_spec() for layer in layers)
+    if config.hybrid_kv_cache == "off" or not (specs or keeps_states):
         return WHOLE
-    windows = _of_all_stages(specs, ctx)
+    windows = _of_all_stages(specs, keeps_states, ctx)
     return WHOLE if windows is None else choose_groups(windows, ctx.max_model_len, config.block_size)
 
 
-def _of_all_stages(specs: Sequence[LayerCacheSpec], ctx: BuildContext) -> list[Window] | None:
+def _of_all_stages(specs: Sequence[LayerCacheSpec], keeps_states: bool, ctx: BuildContext) -> list[Window] | None:
     """The window of every layer of the model; None where the layers keep different things."""
-    is_same = len({replace(spec, sliding_window=None) for spec in specs}) == 1
+    is_same = not keeps_states and len({replace(spec, sliding_window=None) for spec in specs}) == 1
     codes = [spec.sliding_window or _ALL for spec in specs] if is_same else [_OTHER_SHAPE]
     mine = torch.full((MOST_LAYERS,), _NO_LAYER, dtype=torch.int64)
     mine[: len(codes)] = torch.tensor(codes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,19 +39,22 @@ def size_kv_cache(
     """
     needed = spec.groups.num_blocks(max_model_len)
     if not spec.layers:  # blocks are numbers that keep the host's books
-        return config.max_num_seqs * needed
+        return min(config.max_num_seqs * needed, max(MAX_BLOCKS, needed))
     if config.num_blocks is not None:
         return _configured(config.num_blocks, spec)
     runtime = platform_of(device).runtime
     if runtime is None:
-        budget, option = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        # On a GPU states show in what is free.
+        budget = config.kv_cache_memory_bytes - config.max_num_seqs * spec.bytes_per_state
+        option = "kv_cache_memory_bytes"
     else:
         budget, option = _free_device_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
     if affordable < needed + spec.groups.num_kept:
         held = spec.groups.max_tokens(max(affordable - spec.groups.num_kept, 0))
+        states = f" beside {config.max_num_seqs} requests' states (max_num_seqs)" if spec.states else ""
         raise ConfigError(
-            f"the KV cache can have {max(budget, 0) // MIB} MiB, which holds {held} "
+            f"the KV cache can have {max(budget, 0) // MIB} MiB{states}, which holds {held} "
             f"tokens, less than one request of max_model_len={max_model_len}: raise {option} or lower max_model_len",
             param=option,
         )
@@ -60,8 +64,11 @@ def size_kv_cache(
     return min(affordable, useful)
 
 
-def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> list[str]:
-    """Lines for the start-up notes."""
+def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: int = 0) -> list[str]:
+    """Lines for the start-up notes; `num_rows`: most requests at once."""
+    if spec.states:
+        states = replace(spec, states=())
+        return [_describe_states(spec, num_rows), *(describe(states, num_blocks, max_model_len) if spec.layers else ())]
     if not spec.layers:
         return ["KV cache: none, every prompt is computed in one step"]
     mib = num_blocks * spec.bytes_per_block / MIB
@@ -77,6 +84,16 @@ def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> list[str
         f"KV cache: {size} in {len(spec.place_specs)} layers; groups of layers that see {windows} tokens",
         f"KV cache: room for {room} requests of {max_model_len} tokens; {full_room} without hybrid_kv_cache",
     ]
+
+
+def _describe_states(spec: KVCacheSpec, num_rows: int) -> str:
+    """Says what a state costs, in bytes and in tokens whose keys and values take as many."""
+    mib = spec.bytes_per_state / MIB
+    worth = f", as {spec.bytes_per_state // spec.bytes_per_token} tokens" if spec.bytes_per_token else ""
+    return (
+        f"states: {mib:.{0 if mib >= 10 else 2}f} MiB a request{worth}; {num_rows} requests at once "
+        f"(max_num_seqs), {num_rows * mib:.{0 if num_rows * mib >= 10 else 1}f} MiB"
+    )
 
 
 def _configured(num_blocks: int, spec: KVCacheSpec) -> int:

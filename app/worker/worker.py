@@ -22,6 +22,7 @@ from app.errors import InvalidRequestError
 from app.heap import collect_heap
 from app.loading.weight_update import GivenTensor
 from app.platforms import platform_of
+from app.records.state_pool import StatePool
 from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.records.worker_info import RendezvousInfo, WorkerInfo
 from app.worker import kv_sizing
@@ -82,14 +83,21 @@ class Worker:
             self._runner = parts.warm(num_blocks)
         spec = parts.cache.spec
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
-        notes = [*placed.notes, *kv_sizing.describe(spec, num_blocks, placed.build.max_model_len), *parts.notes]
+        sizes = kv_sizing.describe(spec, num_blocks, placed.build.max_model_len, self._config.max_num_seqs)
+        notes = [*placed.notes, *sizes, *parts.notes]
         if not self._platform.is_async:
             notes.append(f"threads: {self._threads}")
         elif parts.graphs is not None:
             notes.append(parts.graphs.note)
         dtype = str(placed.build.dtype).removeprefix("torch.")
         info = WorkerInfo(
-            num_blocks, str(self._device), dtype, notes, num_deferred=parts.num_deferred, kv_windows=spec.windows
+            num_blocks,
+            str(self._device),
+            dtype,
+            notes,
+            num_deferred=parts.num_deferred,
+            kv_windows=spec.windows,
+            states=StatePool(spec.bytes_per_state) if spec.states else None,
         )
         return parts.features.started(info)
 

@@ -17,6 +17,8 @@ _LAYERS, _EXPERTS = whole(1, _LAYER_COUNT), whole(0, 1 << 16)
 _EPS, _BASE = number(above=0, most=1), number(above=0, most=1e15)
 _FACTOR, _MAYBE_ZERO, _PART = number(above=0, most=1e9), number(0, 1e9), number(above=0, most=1)
 _LABELS = 1 << 16
+# Kernels of recurrent layers hold a head's state in registers, and go through all places of a convolution.
+_STATE_WIDTH, _CONV_WIDTH = whole(1, 256), whole(2, 16)
 
 ROPE_FIELDS: Mapping[str, Kind] = {
     "rope_type": TEXT,
@@ -48,6 +50,9 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("q_lora_rank", "qk_nope_head_dim", "n_group", "topk_group"), _MAYBE_NONE),
     **dict.fromkeys(("first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step"), _MAYBE_NONE),
     **dict.fromkeys(("sliding_window", "max_window_layers", "no_rope_layer_interval"), _MAYBE_NONE),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"), _SIZE),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), _STATE_WIDTH),
+    "linear_conv_kernel_dim": _CONV_WIDTH,
     **dict.fromkeys(("moe_layer_interval", "moe_layer_start_index", "type_vocab_size"), _MAYBE_NONE),
     **dict.fromkeys(("dim", "embedding_size", "local_attention", "global_attn_every_n_layers"), _SIZE),
     **dict.fromkeys(("d_ff", "hidden_dim", "conv_kernel_size"), _MAYBE_NONE),

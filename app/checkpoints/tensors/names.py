@@ -18,6 +18,7 @@ _IMAGES = (
     "mm_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.visual.",
 )
 
 

@@ -63,6 +63,7 @@ class AttentionMetadata:
     # `block_table` and `slot_mapping` of the further groups of layers that keep blocks of their own; a layer's own
     # metadata has its group's in the fields above.
     more_tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    rows: torch.Tensor | None = None  # int32 [R], the requests' permanent rows, 0 for padding; None: nobody reads them
 
     def of_group(self, group: int, *, sees_all: bool) -> AttentionMetadata:
         """The same step for the layers of a group; `sees_all`: they have no window, so that they may share

@@ -12,7 +12,7 @@ import torch
 from app.errors import ConfigError
 from app.kernels.attention import KV_FP8, KV_INT8
 from app.layers.attention_layer import AttentionLayer
-from app.layers.cache_spec import LayerCacheSpec
+from app.layers.cache_spec import LayerCacheSpec, LayerStateSpec
 from app.platforms import platform_of
 from app.records.kv_groups import WHOLE, KVGroups, Window, Windows
 from app.worker.attention.zero_pages import zero
@@ -49,14 +49,22 @@ class KVCacheSpec:
     A layer has one of the places in a block; a place holds one layer of each group (app/records/kv_groups.py).
     """
 
-    layers: tuple[LayerCacheSpec, ...]  # () where no layer keeps anything
+    layers: tuple[LayerCacheSpec, ...]  # of those that keep something of tokens
     block_size: int
     windows: Windows = WHOLE  # of the groups, the same on every rank
+    # What each of all layers keeps of a request (None: nothing); (): none of them keeps any.
+    states: tuple[LayerStateSpec | None, ...] = ()
 
     @classmethod
     def of(cls, layers: Sequence[AttentionLayer], block_size: int, windows: Windows = WHOLE) -> KVCacheSpec:
-        """The cache that these layers need. Their `layer_index` counts caches, so all of them have one, or none."""
-        return cls(tuple(layer_specs(layers)), block_size, windows)
+        """The cache that these layers need, in the order of their `layer_index`."""
+        states = tuple(layer.state_spec() for layer in layers)
+        return cls(tuple(layer_specs(layers)), block_size, windows, states if any(states) else ())
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Memory of one request's states in all layers."""
+        return sum(spec.num_bytes for spec in self.states if spec is not None)
 
     @property
     def is_quantized(self) -> bool:
@@ -98,8 +106,9 @@ class KVCacheSpec:
         return found
 
     def groups_of(self, layers: Sequence[AttentionLayer]) -> list[int]:
-        """The group of each of these layers, which the cache is for."""
-        return [group for group, _ in self.positions] or [0] * len(layers)
+        """The group of each of these layers, which the cache is for; of one that keeps nothing of tokens the first."""
+        groups = iter(self.positions)
+        return [0 if layer.cache_spec() is None else next(groups)[0] for layer in layers]
 
     @property
     def place_specs(self) -> list[LayerCacheSpec]:
@@ -122,6 +131,21 @@ class KVCacheSpec:
         sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.place_specs]
         return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
+    def of_layers(self, places: Sequence[torch.Tensor], nothing: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor of each layer among those of all places; `nothing` where it keeps nothing of tokens."""
+        found = iter(places[place] for _, place in self.positions)
+        kinds = self.states or (None,) * len(self.layers)
+        return [next(found) if state is None else nothing for state in kinds]
+
+    def allocate_states(self, num_slots: int, device: torch.device) -> list[tuple[torch.Tensor, ...]]:
+        """The states of each layer, a tensor [num_slots, ...] for each kind. Whoever begins there reads none of it."""
+        return [
+            tuple(torch.zeros(num_slots, *kind.shape, dtype=kind.dtype, device=device) for kind in spec.tensors)
+            if spec is not None
+            else ()
+            for spec in self.states
+        ]
+
     def allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         """A tensor for each place. Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
         shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.place_specs]
@@ -132,18 +156,27 @@ class KVCacheSpec:
 
 
 def layer_specs(layers: Sequence[AttentionLayer]) -> list[LayerCacheSpec]:
-    """Returns what each layer keeps; [] where none keeps anything."""
-    specs = [spec for layer in layers if (spec := layer.cache_spec()) is not None]
-    assert len(specs) in (0, len(layers)), "a model with and without a KV cache"
-    return specs
+    """Returns what those layers keep of tokens that keep anything of them."""
+    specs = [layer.cache_spec() for layer in layers if layer.state_spec() is None]
+    kept = [spec for spec in specs if spec is not None]
+    assert len(kept) in (0, len(specs)), "a model with and without a KV cache"
+    return kept
 
 
 class KVCache:
     """The cache of this rank's layers. `tensors` (one for each layer) is one list for good: whoever holds it sees a new
     allocation. Layers at the same place of a block have the same tensor, and blocks of their own."""
 
-    def __init__(self, spec: KVCacheSpec, device: torch.device) -> None:
+    def __init__(self, spec: KVCacheSpec, device: torch.device, num_rows: int = 0) -> None:
+        """`num_rows`: of running requests, each of which has its states at the place of its row. ConfigError when the
+        device does not have the memory."""
         self.spec = spec
+        try:
+            self.states = spec.allocate_states(num_rows, device)
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            mib = num_rows * spec.bytes_per_state >> 20
+            message = f"max_num_seqs={num_rows}: the states of so many requests need {mib} MiB on {device}: {error}"
+            raise ConfigError(message, param="max_num_seqs") from error
         self.tensors: list[torch.Tensor] = []
         self.places: list[torch.Tensor] = []  # the same tensors, each once
         self._device = device
@@ -159,20 +192,24 @@ class KVCache:
             raise ConfigError(
                 f"num_blocks={num_blocks} needs {mib} MiB on {self._device}: {error}", param="num_blocks"
             ) from error
-        self.tensors.extend(self.places[place] for _, place in self.spec.positions)
+        self.tensors.extend(self.spec.of_layers(self.places, torch.empty(0, device=self._device)))
 
     def free(self) -> None:
         """Give the memory back; the tensors stay, without any."""
-        for tensor in self.places:
+        for tensor in self._all:
             tensor.untyped_storage().resize_(0)
 
     @property
     def is_free(self) -> bool:
         """True if `free` took the memory."""
-        return any(tensor.untyped_storage().nbytes() == 0 for tensor in self.places)
+        return any(tensor.untyped_storage().nbytes() == 0 for tensor in self._all)
+
+    @property
+    def _all(self) -> list[torch.Tensor]:
+        return [*self.places, *(tensor for layer in self.states for tensor in layer)]
 
     def restore(self) -> None:
         """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""
-        for tensor in self.places:
+        for tensor in self._all:
             tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
             zero(tensor)

@@ -8,10 +8,11 @@ from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
 from app.layers.experts.expert_mlp import Experts
 from app.loading.loader import format_named, load_model, names_of_other_ranks
+from app.models.base import EngineModel
 from app.platforms import platform_of
 from app.worker.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.worker.build.parts import Parts
-from app.worker.cascade_choice import select_cascade
+from app.worker.cascade_choice import CascadeChoice, select_cascade
 from app.worker.features import create_features
 from app.worker.features.context import FeatureContext
 from app.worker.forward_pass import ForwardPass
@@ -28,6 +29,7 @@ from app.worker.spec_decode import create_proposer
 from app.worker.spec_decode.base import ProposerContext
 from app.worker.spec_decode.draft_report import DraftReport
 from app.worker.spec_decode.drafting import Drafting
+from app.worker.state_limits import refuse_with_states
 from app.worker.warmup.plan import generation_plan
 from app.worker.warmup.warm_up import WarmUp
 
@@ -43,9 +45,11 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     layers = [*model.attention_layers, *own_layers]
     windows = select_groups(config, layers, ctx)
     spec = KVCacheSpec.of(layers, config.block_size, windows)
+    refuse_with_states(config, spec)
     width = ctx.max_model_len + num_drafts
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
-    forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
+    cache = KVCache(spec, device, config.max_num_seqs)
+    forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
     drafting = None if proposer is None else Drafting(proposer, state.columns, link)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
@@ -58,14 +62,13 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     )
     forward.want(features.reads_layers)
     cascade = select_cascade(config, state, layers, ctx.dtype)
-    shares = cascade is not None
     graphs = GraphSetup(
         config,
         forward,
         state,
         ctx.groups.tp,
         features,
-        shares_prefixes=shares,
+        shares_prefixes=cascade is not None,
         num_draft_tokens=num_drafts,
         drafting=drafting if link.is_last else None,
     )
@@ -77,9 +80,6 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         short_query=max((layer.short_query for layer in layers), default=0),
         has_experts=any(isinstance(module, Experts) for module in model.modules()),
     )
-    notes = [] if model.offload is None else [model.offload.note]
-    notes += describe_scales(model.attention_layers)
-    notes += [] if cascade is None else [cascade.note]
     return Parts(
         config=config,
         model=model,
@@ -87,10 +87,10 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         state=state,
         head=head,
         features=features,
-        warm_up=WarmUp(config, plan, forward, device, shares_prefixes=shares),
+        warm_up=WarmUp(config, plan, forward, device, shares_prefixes=cascade is not None),
         cascade=cascade,
         graphs=graphs,
-        notes=notes,
+        notes=_notes(model, cascade),
     )
 
 
@@ -98,6 +98,12 @@ def _elsewhere(config: EngineConfig, place: Placement) -> frozenset[str]:
     """Names of tensors that the layers of all stages are filled from."""
     form = format_named(place.info, config.load_format)
     return names_of_other_ranks(place.info, place.build, form).filled
+
+
+def _notes(model: EngineModel, cascade: CascadeChoice | None) -> list[str]:
+    """Lines of the start about what was chosen here."""
+    offload = [] if model.offload is None else [model.offload.note]
+    return [*offload, *describe_scales(model.attention_layers), *([] if cascade is None else [cascade.note])]
 
 
 def _head(

@@ -227,6 +227,7 @@ class StaticStep:
             is_static=True,
             cascade=CASCADE in key.parts,
             more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
+            rows=tensors.rows,
         )
         return self._forward.context(tensors.positions, meta, received, view.layer_inputs)
 

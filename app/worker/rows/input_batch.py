@@ -123,4 +123,5 @@ def _metadata(
         host_starts=starts,
         host_lens=seq_lens,
         more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
+        rows=tensors.rows,
     )

@@ -45,6 +45,7 @@ def dummy_forward(
         host_starts=starts,
         host_lens=lengths + step.context,
         more_tables=((table, slots),) * (len(forward.cache.spec.windows) - 1),
+        rows=torch.zeros(len(lengths), dtype=torch.int32, device=device),
     )
     input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
     places = torch.from_numpy(positions).to(device)

@@ -1,0 +1,170 @@
+"""Layers that keep a state of a request instead of its tokens: the contract that every device keeps.
+
+A state has a fixed size, however long the request is. Each kind is one tensor per layer, [slots, ...]; a running
+request's slot is its row. A request's tokens of a step go through the layer in their order, from the state that the
+tokens before them left, which is overwritten with what is left behind them. There is no prefill or decode mode (I1).
+Where a request begins, its state is zeros, whatever its slot holds; a row that only pads has no slot, and neither
+reads nor writes any. No row's result depends on its neighbours. States of recurrences are fp32; arithmetic is
+fp32 but for operands of products, which have the model's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.kernel_table import KernelTable
+from app.platforms.to_device import to_device
+
+CHUNK = 64  # tokens that a scan takes at a time
+
+
+@dataclass(slots=True, frozen=True)
+class StateStep:
+    """Says where a step's T tokens and its R requests' states lie; made once for all layers."""
+
+    starts: torch.Tensor  # int32 [R + 1], where the tokens of each begin
+    slots: torch.Tensor  # int32 [R], where each one's state is left; -1: nowhere, the row pads
+    sources: torch.Tensor  # int32 [R], where it is read; -1: it is zeros
+    row_of_token: torch.Tensor  # int32 [T]
+    num_short: int  # the first so many requests bring `short_len` tokens each, the others any number
+    short_len: int
+    chunks: torch.Tensor  # int32 [N, 2] the others' tokens in chunks: the first of each, and the end of its request
+
+    @classmethod
+    def of(cls, meta: AttentionMetadata) -> StateStep:
+        """The states of a step's requests."""
+        assert meta.rows is not None, "the step's maker names its rows"
+        starts, num_tokens, num_rows = meta.query_start_loc, len(meta.slot_mapping), len(meta.seq_lens)
+        counts, device = starts.diff(), starts.device
+        is_live = meta.slot_mapping.index_select(0, starts[:-1]) >= 0
+        short_len = meta.max_query_len if meta.is_static else 1
+        num_short = num_rows if meta.is_static else meta.num_decodes
+        if num_tokens == num_short * short_len:
+            of_token = torch.arange(num_tokens, dtype=torch.int32, device=device) // short_len
+        else:
+            rows = torch.arange(num_rows, dtype=torch.int32, device=device)
+            of_token = torch.repeat_interleave(rows, counts.long(), output_size=num_tokens)
+        slots = torch.where(is_live, meta.rows, -1)
+        return cls(
+            starts=starts,
+            slots=slots,
+            sources=torch.where(meta.seq_lens == counts, -1, slots),
+            row_of_token=of_token,
+            num_short=num_short,
+            short_len=short_len,
+            chunks=_chunks(meta, num_short, device),
+        )
+
+    @property
+    def num_long(self) -> int:
+        """Requests behind the short ones."""
+        return len(self.slots) - self.num_short
+
+
+def _chunks(meta: AttentionMetadata, first_row: int, device: torch.device) -> torch.Tensor:
+    if first_row == len(meta.seq_lens):
+        return torch.empty(0, 2, dtype=torch.int32, device=device)
+    assert meta.host_starts is not None, "a step with prompts is made on the host"
+    begins, ends = meta.host_starts[first_row:-1], meta.host_starts[first_row + 1 :]
+    counts = -(-(ends - begins) // CHUNK)
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    firsts = np.repeat(begins, counts) + CHUNK * within
+    return to_device(np.stack((firsts, np.repeat(ends, counts)), axis=1).astype(np.int32), device)
+
+
+@dataclass(slots=True, frozen=True)
+class DeltaHeads:
+    """The heads of a gated delta net on this rank; each key head serves Hv / Hk value heads."""
+
+    num_keys: int  # Hk
+    num_values: int  # Hv
+    key_dim: int  # Dk
+    value_dim: int  # Dv
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Numbers of a token's queries, keys and values."""
+        return self.num_keys * self.key_dim, self.num_keys * self.key_dim, self.num_values * self.value_dim
+
+
+@dataclass(slots=True, frozen=True)
+class DeltaGates:
+    """Holds what decides how much of the state a token keeps and changes, of Hv heads.
+
+    A token's decay is exp(-exp(a_log) softplus(a + dt_bias)), its rate sigmoid(b).
+    """
+
+    a: torch.Tensor  # [T, Hv]
+    b: torch.Tensor  # [T, Hv]
+    a_log: torch.Tensor  # fp32 [Hv]
+    dt_bias: torch.Tensor  # fp32 [Hv]
+
+
+@dataclass(slots=True, frozen=True)
+class GatedNorm:
+    """An RMS norm of each head, its weight, then times silu of a gate."""
+
+    gate: torch.Tensor  # [T, Hv * Dv]
+    weight: torch.Tensor  # [Dv]
+    eps: float
+
+
+@dataclass(slots=True, frozen=True)
+class SpaceInputs:
+    """Holds what a selective state space reads: H heads of P numbers, of which H / G share a group's B and C of N.
+
+    The state h [P, N] of a head becomes exp(A dt) h + dt x B^T, and gives h C + D x; dt is softplus(dt + dt_bias),
+    clamped to `dt_limit`, and A is -exp(a_log).
+    """
+
+    x: torch.Tensor  # [T, H, P]
+    b: torch.Tensor  # [T, G, N]
+    c: torch.Tensor  # [T, G, N]
+    dt: torch.Tensor  # [T, H]
+    a_log: torch.Tensor  # fp32 [H]
+    d: torch.Tensor  # fp32 [H]
+    dt_bias: torch.Tensor  # fp32 [H]
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+
+
+@dataclass(slots=True, frozen=True)
+class ScanInputs:
+    """The same where each channel is a head of its own and decays differently in each of N states (Mamba 1)."""
+
+    x: torch.Tensor  # [T, D]
+    b: torch.Tensor  # [T, N]
+    c: torch.Tensor  # [T, N]
+    dt: torch.Tensor  # [T, D]
+    a_log: torch.Tensor  # fp32 [D, N]
+    d: torch.Tensor  # fp32 [D]
+    dt_bias: torch.Tensor  # fp32 [D]
+
+
+@dataclass(slots=True, frozen=True)
+class RecurrentOps:
+    """One implementation. Rows of x lie in one piece, at any distance from each other."""
+
+    # (x [T, C], weight [C, W], bias [C] or None, states [slots, W - 1, C], step, *, activate) -> [T, C]: each channel's
+    # sum over its last W tokens, the newest last in `weight`; states hold the last W - 1 of them. `activate`: silu.
+    causal_conv: Callable[..., torch.Tensor]
+    # (mixed [T, 2 Hk Dk + Hv Dv]: queries, keys, values, heads, gates, norm, states fp32 [slots, Hv, Dv, Dk], step)
+    # -> [T, Hv * Dv]: Gated Delta Networks (Yang et al., 2024), of normed queries and keys
+    gated_delta: Callable[..., torch.Tensor]
+    # (inputs: SpaceInputs, states fp32 [slots, H, P, N], step) -> [T, H, P]: Mamba 2 (Dao and Gu, 2024)
+    state_space: Callable[..., torch.Tensor]
+    # (inputs: ScanInputs, states fp32 [slots, D, N], step) -> [T, D]: Mamba (Gu and Dao, 2023)
+    selective_scan: Callable[..., torch.Tensor]
+
+
+RECURRENT_OPS: KernelTable[RecurrentOps] = KernelTable(
+    "recurrent layers",
+    {
+        "torch": "app.kernels.recurrent.torch_ops:OPS",
+        "triton": "app.kernels.recurrent.triton_ops:OPS",
+    },
+)

@@ -1,0 +1,165 @@
+"""Qwen3-Next and Qwen 3.5: three layers of gated delta net to one of gated attention, with experts or without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed, text_name
+from app.checkpoints.tensors.stacked_experts import DOWN, HALVES, unstacked
+from app.checkpoints.tensors.tensor_view import rows_of, split_rows
+from app.errors import CheckpointError, UnsupportedError
+from app.kernels.recurrent import DeltaHeads
+from app.layers.attention_layer import AttentionLayer
+from app.layers.context import BuildContext
+from app.layers.gated_delta_net import DeltaSettings, GatedDeltaNet
+from app.models.blocks import Blocks, LayerPlace, grouped_query_attention, offset_rms_norm
+from app.models.decoder import CausalLM
+from app.models.decoder_settings import DecoderSettings
+from app.models.families.qwen_moe import expert_settings
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_NAMES: list[Rule] = [(r"\.linear_attn\.", ".self_attn."), (r"\.shared_expert\.", ".shared_experts.")]
+_SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+
+
+def delta_settings(info: ModelInfo) -> DeltaSettings:
+    """The shape of the layers without attention."""
+    hf = info.hf_config
+    keys, values, key_dim, value_dim = (
+        int(hf.get(name, default)) for name, default in zip(_SIZES, (16, 32, 128, 128), strict=True)
+    )
+    if values % keys:
+        raise UnsupportedError(
+            f"linear_num_value_heads={values} is no multiple of linear_num_key_heads={keys}", param="model"
+        )
+    if str(hf.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedError(f"hidden_act {hf['hidden_act']!r}: convolutions know silu alone", param="model")
+    width, eps = int(hf.get("linear_conv_kernel_dim", 4)), float(hf.get("rms_norm_eps", 1e-6))
+    return DeltaSettings(DeltaHeads(keys, values, key_dim, value_dim), width, eps)
+
+
+def layer_kinds(info: ModelInfo) -> list[str]:
+    """The kind of each layer; UnsupportedError names one that is unknown."""
+    every = int(info.hf_config.get("full_attention_interval", 4))
+    default = [_FULL if (i + 1) % every == 0 else _LINEAR for i in range(info.num_layers)]
+    kinds = list(info.hf_config.get("layer_types") or default)
+    if unknown := set(kinds) - {_LINEAR, _FULL}:
+        raise UnsupportedError(f"layer_types: unknown {sorted(map(str, unknown))}", param="model")
+    if len(kinds) != info.num_layers:
+        raise UnsupportedError(f"layer_types names {len(kinds)} of {info.num_layers} layers", param="model")
+    return kinds
+
+
+@dataclass(slots=True, frozen=True)
+class DeltaHybrid:
+    """Makes a layer's block of its kind."""
+
+    kinds: tuple[str, ...]
+    delta: DeltaSettings
+
+    def __call__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+        """A gated delta net, or attention."""
+        if self.kinds[place.index] == _LINEAR:
+            return GatedDeltaNet(ctx, settings.hidden_size, self.delta, place.cache_index)
+        return grouped_query_attention(ctx, settings, place)
+
+
+class Qwen3NextForCausalLM(CausalLM):
+    """Attention whose queries come with a gate; norms as Gemma's; a quarter of a head's dimensions rotate."""
+
+    rope_defaults = MappingProxyType({"partial_rotary_factor": 0.25})
+    delta: DeltaSettings
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        self.delta = delta_settings(info)
+        super().__init__(ctx, info)
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        hf = info.hf_config
+        delta_settings(info), layer_kinds(info)
+        bias = bool(hf.get("attention_bias", False))
+        return replace(
+            DecoderSettings.from_info(info),
+            head_dim=int(hf.get("head_dim") or 256),
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm="head_offset_rms",
+            attention_gates=True,
+            experts=_experts(info) if info.num_experts else None,
+        )
+
+    @classmethod
+    def blocks_of(cls, info: ModelInfo) -> Blocks:
+        """Each layer's own."""
+        return Blocks(norm=offset_rms_norm, attention=DeltaHybrid(tuple(layer_kinds(info)), delta_settings(info)))
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Projections of heads apart, each of queries, keys and values in one piece; layers that draft are left out."""
+        own = text_name(name)
+        if own is None or own.startswith("mtp."):
+            return []
+        own = renamed(own, _NAMES)
+        for part, cuts in (("gate_up_proj", HALVES), ("down_proj", DOWN)):
+            head, found, leaf = own.rpartition(f".mlp.experts.{part}")
+            if found and not leaf:
+                return unstacked(f"{head}.mlp.experts", "weight", tensor, cuts)
+        return self._split(own, tensor)
+
+    def _split(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        found = re.fullmatch(r"(.*\.)(q_proj|in_proj_qkvz|in_proj_qkv|in_proj_ba)(\..*)", name)
+        if found is None:
+            return [(name, tensor)]
+        path, module, leaf = found.groups()
+        h, s = self.delta.heads, self.decoder_settings
+        if module == "in_proj_qkv":
+            sizes = dict(zip(("in_proj_q", "in_proj_k", "in_proj_v"), h.widths, strict=True))
+            return [(f"{path}{part}{leaf}", one) for part, one in split_rows(tensor, sizes)]
+        each = h.num_values // h.num_keys
+        parts: dict[str, dict[str, int]] = {  # of one head, side by side
+            "q_proj": {"q_proj": s.head_dim, "gate_proj": s.head_dim},
+            "in_proj_qkvz": {
+                **{"in_proj_q": h.key_dim, "in_proj_k": h.key_dim},
+                **{"in_proj_v": each * h.value_dim, "in_proj_z": each * h.value_dim},
+            },
+            "in_proj_ba": {"in_proj_b": each, "in_proj_a": each},
+        }
+        num_heads = s.num_heads if module == "q_proj" else h.num_keys
+        return [(f"{path}{part}{leaf}", one) for part, one in _parts_of_heads(tensor, num_heads, parts[module])]
+
+
+def _parts_of_heads(
+    tensor: StoredTensor, num_heads: int, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The parts of a fused tensor whose rows lie head by head, each of all heads."""
+    width, first = sum(sizes.values()), 0
+    for name, size in sizes.items():
+        places = slice(first, first + size)
+
+        def choose(x: torch.Tensor, places: slice = places) -> torch.Tensor:
+            if len(x) != num_heads * width:
+                raise CheckpointError(f"{tensor.name} has {len(x)} rows, not {num_heads * width}", param="model")
+            return x.view(num_heads, width, *x.shape[1:])[:, places].flatten(0, 1)
+
+        yield name, rows_of(tensor, choose)
+        first += size
+
+
+def _experts(info: ModelInfo) -> Any:
+    hf = info.hf_config
+    settings = expert_settings(info, 512, 10, 512)
+    return replace(
+        settings,
+        rule=replace(settings.rule, renormalize=bool(hf.get("norm_topk_prob", True))),
+        shared_size=int(hf.get("shared_expert_intermediate_size", 512)),
+        gates_shared=True,
+    )

@@ -1,0 +1,25 @@
+"""Says what does not go with layers that keep states, before a start takes memory for them."""
+
+from __future__ import annotations
+
+from app.config.engine import EngineConfig
+from app.errors import ConfigError
+from app.worker.attention.kv_cache import KVCacheSpec
+
+
+def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
+    """ConfigError names the option that a model with states cannot have."""
+    if not spec.states:
+        return
+    if config.speculative_config is not None:
+        raise ConfigError(
+            "speculative_config: this model's layers keep recurrent states, which cannot be taken back behind a draft "
+            "that was wrong; leave it out",
+            param="speculative_config",
+        )
+    if config.kv_host_memory_bytes:
+        raise ConfigError(
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states, of which "
+            "the host's memory takes in none yet; leave it out",
+            param="kv_host_memory_bytes",
+        )

@@ -1,0 +1,66 @@
+"""The Triton kernels of recurrent layers (interpreter, or a GPU) against token after token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.kernels.recurrent import DeltaHeads, reference
+from app.kernels.recurrent.triton_ops import OPS
+from tests.kernels.recurrent import cases, checks
+from tests.kernels.recurrent.cases import CASES
+
+ODD = DeltaHeads(num_keys=1, num_values=2, key_dim=24, value_dim=40)  # no powers of 2
+EVEN = DeltaHeads(num_keys=1, num_values=2, key_dim=16, value_dim=16)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_causal_conv(name: str) -> None:
+    checks.check_conv(OPS, CASES[name], 4, has_bias=name != "mixed", activate=name != "decode")
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_gated_delta(name: str) -> None:
+    checks.check_delta(OPS, CASES[name], ODD if name in ("mixed", "decode") else EVEN)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_state_space(name: str) -> None:
+    limit = (0.05, 0.5) if name == "mixed" else (0.0, float("inf"))
+    checks.check_space(OPS, CASES[name], limit)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_selective_scan(name: str) -> None:
+    checks.check_scan(OPS, CASES[name])
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    """A prompt beside others, and alone: the same bits."""
+    case, alone, heads = cases.Case([7, 63], [False, True]), cases.Case([63], [True]), EVEN
+    mixed, gates, norm = cases.delta_inputs(case, heads)
+    step, part = cases.step_of(case), slice(7, 70)
+    states = cases.states(heads.num_values, heads.value_dim, heads.key_dim, step=step)
+    together = OPS.gated_delta(mixed, heads, gates, norm, states, step)
+    own_gates = type(gates)(gates.a[part], gates.b[part], gates.a_log, gates.dt_bias)
+    own_norm = type(norm)(norm.gate[part], norm.weight, norm.eps)
+    own = OPS.gated_delta(mixed[part], heads, own_gates, own_norm, torch.full_like(states, 7.0), cases.step_of(alone))
+    assert torch.equal(own, together[part])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list(CASES))
+def test_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    """Rounded inputs through the kernels, and through the reference in fp32."""
+    case, heads = CASES[name], DeltaHeads(2, 4, 128, 128)
+    mixed, gates, norm = cases.delta_inputs(case, heads)
+    mixed, gate = mixed.to(dtype), norm.gate.to(dtype)
+    step = cases.step_of(case)
+    states = cases.states(4, 128, 128, step=step)
+    expected = reference.OPS.gated_delta(
+        mixed.float(), heads, gates, type(norm)(gate.float(), norm.weight, norm.eps), states.clone(), step
+    )
+    found = OPS.gated_delta(mixed, heads, gates, type(norm)(gate, norm.weight, norm.eps), states, step)
+    live = case.num_tokens - case.padded * max(case.each, 1)
+    assert ((found.float() - expected)[:live].abs().max() / expected[:live].abs().max()) < 0.03

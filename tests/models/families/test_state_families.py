@@ -1,0 +1,134 @@
+"""Families whose layers keep states equal transformers in every way in which a prompt may be computed.
+
+CI takes one variant of each family, and one family in all ways; `make acceptance` takes all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from app import LLM, SamplingParams
+from app.checkpoints.model_info import ASSETS, ModelInfo
+from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.in_process import InProcessExecutor
+from tests.engine.core_driver import KEY, assert_idle, make_request, run
+from tests.hf_logprobs import check_logprobs, prompts
+from tests.models.families.state_variants import STATE_VARIANTS
+from tests.models.families.test_families import check
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
+from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
+
+IN_ALL_WAYS = "qwen3_5"
+NAMES = [pytest.param(name, marks=() if name == IN_ALL_WAYS else pytest.mark.slow, id=name) for name in STATE_VARIANTS]
+MAX_TOKENS = 8
+
+
+def directory_of(name: str) -> Any:
+    family, changes = STATE_VARIANTS[name]
+    return tiny_model(family, **changes)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "-" in name else ()) for name in STATE_VARIANTS]
+)
+def test_tokens_and_logits_equal_transformers(name: str) -> None:
+    check(directory_of(name), (3, 16, 37, 70), 128)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_of_any_length(name: str) -> None:
+    """Shorter than a scan's chunk, as long, longer, and token by token."""
+    directory = directory_of(name)
+    prompt = prompts((140,))[0]
+    with torch.inference_mode():
+        exact = hf_model(directory)(torch.tensor([prompt])).logits[0]
+    for chunk in (1, 7, 63, 64, 65, 1000):
+        logits = all_logits(Driver(str(directory), chunk=chunk, max_model_len=256), prompt)
+        assert (logits - exact).abs().max() < 1e-3, f"chunk {chunk}"
+
+
+@contextmanager
+def started(directory: Any, **options: Any) -> Iterator[EngineCore]:
+    config = EngineConfig(
+        model=str(directory), device="cpu", num_threads=1, executor="in_process", block_size=8, max_model_len=128,
+        **options,
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+    core.start()
+    try:
+        yield core
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 4, "max_num_batched_tokens": 24},
+        {"max_num_seqs": 4, "num_blocks": 16},
+    ],
+    ids=["alone", "batched", "preempted"],
+)
+def test_requests_side_by_side(name: str, options: dict[str, Any]) -> None:
+    """Rows change hands, and hold what nobody cleared; of a request that is preempted nothing is left."""
+    directory, asked = directory_of(name), prompts((3, 16, 37, 60, 41, 9))
+    judge = hf_model(directory)
+    with started(directory, **options) as core:
+        executor = core.executor
+        assert isinstance(executor, InProcessExecutor)
+        assert executor._worker is not None
+        assert executor._worker._parts is not None
+        with torch.inference_mode():
+            for tensor in chain.from_iterable(executor._worker._parts.cache.states):
+                tensor.fill_(float("nan"))
+        requests = [
+            make_request(str(i), prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+            for i, prompt in enumerate(asked)
+        ]
+        results = run(core, requests)
+        assert (core.stats().figures["preemptions"] > 0) == ("num_blocks" in options)
+        assert_idle(core)
+    found = [results.tokens[str(i)] for i in range(len(asked))]
+    assert found == [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in asked]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_static_steps_leave_the_states_of_others_alone(name: str) -> None:
+    """Three requests in a step for four: the row that pads stands for row 0, whose state must stay."""
+    directory, asked = directory_of(name), prompts((37, 16, 5))
+    judge = hf_model(directory)
+    driver = Driver(str(directory), max_model_len=128)
+    decode_statically(driver.worker, [4])
+    found = driver.run([Run(prompt, greedy(MAX_TOKENS)) for prompt in asked])
+    assert [one.tokens for one in found] == [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in asked]
+
+
+def test_choices_and_grammars() -> None:
+    """Three choices of one prompt, and an answer that a grammar rules."""
+    directory = directory_of(IN_ALL_WAYS)
+    prompt = prompts((37,))[0]
+    expected = hf_greedy(hf_model(directory), prompt, MAX_TOKENS)
+    options: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 128, "num_blocks": 100}
+    with LLM(str(directory), tokenizer=str(ASSETS / "tiny-chat"), **options) as llm:
+        params = SamplingParams(n=3, temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
+        assert [list(choice.token_ids) for choice in answer.outputs] == [expected] * 3
+        ruled = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, structured_outputs={"regex": "(yes|no)"})
+        (answer,) = llm.generate([prompt], ruled, use_tqdm=False)
+        assert answer.outputs[0].text in ("yes", "no")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(STATE_VARIANTS))
+def test_on_a_gpu(name: str) -> None:
+    """Prompts in chunks, and tokens from replayed CUDA graphs, through the Triton kernels."""
+    check_logprobs(directory_of(name), "cuda", 2e-2)

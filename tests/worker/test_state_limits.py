@@ -1,0 +1,72 @@
+"""What does not go with layers that keep states is refused by the option's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from app.config.engine import EngineConfig
+from app.errors import ConfigError
+from app.layers.cache_spec import LayerCacheSpec, LayerStateSpec, StateTensor
+from app.worker.attention.kv_cache import KVCache, KVCacheSpec
+from app.worker.kv_sizing import describe, size_kv_cache
+from app.worker.state_limits import refuse_with_states
+
+CPU = torch.device("cpu")
+STATE = LayerStateSpec((StateTensor((3, 8), torch.float32), StateTensor((2, 4, 4), torch.float32)))
+SPEC = KVCacheSpec((LayerCacheSpec((2, 2), 80, torch.float32),), 16, states=(STATE, None, STATE))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}), ("kv_host_memory_bytes", 1 << 20)],
+)
+def test_refused(option: str, value: Any) -> None:
+    config = EngineConfig(**{option: value})
+    refuse_with_states(config, KVCacheSpec(SPEC.layers, 16))
+    with pytest.raises(ConfigError, match=rf"^{option}.*recurrent states") as caught:
+        refuse_with_states(config, SPEC)
+    assert caught.value.param == option
+
+
+def test_each_layer_finds_its_own() -> None:
+    cache = KVCache(SPEC, CPU, num_rows=5)
+    cache.allocate(7)
+    assert [len(states) for states in cache.states] == [2, 0, 2]
+    assert [tensor.numel() > 0 for tensor in cache.tensors] == [False, True, False]
+    assert cache.tensors[1] is cache.places[0]
+    assert cache.states[0][1].shape == (5, 2, 4, 4)
+    assert sum(tensor.nbytes for states in cache.states for tensor in states) == 5 * SPEC.bytes_per_state
+    cache.free()
+    assert cache.is_free
+    cache.restore()
+    assert not cache.states[2][0].any()
+
+
+def test_states_and_blocks_come_out_of_one_budget() -> None:
+    def never() -> Any:
+        raise AssertionError("nothing is measured on a CPU")
+
+    def size(num_bytes: int) -> int:
+        config = EngineConfig(kv_cache_memory_bytes=num_bytes, max_num_seqs=3)
+        return size_kv_cache(config, SPEC, 64, CPU, never, never)
+
+    assert size(3 * SPEC.bytes_per_state + 5 * SPEC.bytes_per_block) == 5
+    with pytest.raises(ConfigError, match=r"beside 3 requests' states \(max_num_seqs\)"):
+        size(2 * SPEC.bytes_per_state + 4 * SPEC.bytes_per_block)
+
+
+def test_a_start_says_what_a_state_costs() -> None:
+    first, second = describe(SPEC, 10, 64, num_rows=4096)
+    assert first == "states: 0.00 MiB a request, as 0 tokens; 4096 requests at once (max_num_seqs), 1.8 MiB"
+    assert second.startswith("KV cache: 10 blocks")
+    (alone,) = describe(KVCacheSpec((), 16, states=(STATE,)), 10, 64, num_rows=2)
+    assert alone.startswith("states:")
+
+
+def test_states_that_the_device_cannot_hold_are_an_error_of_the_option() -> None:
+    huge = KVCacheSpec((), 16, states=(LayerStateSpec((StateTensor((1 << 20, 1 << 20), torch.float32),)),))
+    with pytest.raises(ConfigError, match=r"^max_num_seqs=64: the states of so many requests need"):
+        KVCache(huge, CPU, num_rows=64)
