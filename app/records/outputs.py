@@ -46,6 +46,7 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     stop_reason: int | None = None  # the stop token id that ended it (None for eos and length)
     error: str | None = None  # with finish_reason "error"
     logprobs: list[TokenLogprobs] | None = None  # one per new token, where asked for
+    token_figures: dict[str, list[float]] | None = None  # likewise, by name; see EngineRequest.token_figures
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once; the first entry is None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
@@ -64,7 +65,11 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     def first(self, count: int) -> Self:
         """The same with its first `count` tokens and what belongs to them."""
         logprobs = None if self.logprobs is None else self.logprobs[:count]
-        return msgspec.structs.replace(self, new_token_ids=self.new_token_ids[:count], logprobs=logprobs)
+        figures = self.token_figures
+        if figures is not None:
+            figures = {name: values[:count] for name, values in figures.items()}
+        tokens = self.new_token_ids[:count]
+        return msgspec.structs.replace(self, new_token_ids=tokens, logprobs=logprobs, token_figures=figures)
 
     def after(self, earlier: Sequence[EngineOutput]) -> Self:
         """The same with the tokens of the outputs before it, and what belongs to those, in front."""
@@ -74,8 +79,15 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
             self,
             new_token_ids=[token for one in all_of for token in one.new_token_ids],
             logprobs=[entry for one in all_of for entry in one.logprobs or ()] if has_logprobs else None,
+            token_figures=_joined([one.token_figures for one in all_of]),
             prompt_logprobs=next((one.prompt_logprobs for one in all_of if one.prompt_logprobs), None),
         )
+
+
+def _joined(figures: Sequence[dict[str, list[float]] | None]) -> dict[str, list[float]] | None:
+    """The figures of tokens that follow one another."""
+    some = [one for one in figures if one]
+    return {name: [value for one in some for value in one[name]] for name in some[0]} if some else None
 
 
 @dataclass(slots=True)
@@ -87,6 +99,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
+    token_figures: dict[str, list[float]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     _texts: list[str] = field(default_factory=list, repr=False, compare=False)
@@ -101,6 +114,8 @@ class CompletionOutput:
     def append(self, output: EngineOutput) -> None:
         """Add an output's tokens and what belongs to them; text and end are the caller's to write."""
         self.token_ids += output.new_token_ids
+        if output.token_figures is not None:
+            self.token_figures = _joined([self.token_figures, output.token_figures])
         if output.logprobs is not None:
             self.logprobs = [] if self.logprobs is None else self.logprobs
             self.logprobs += output.logprobs

@@ -82,6 +82,12 @@ class EngineRequest:
         return None
 
     @property
+    def token_figures(self) -> list[str]:
+        """Returns the names of what each token is to come with: those that records in `asks` have as `token_figures`,
+        for which a feature of theirs fills the results of steps."""
+        return [name for ask in self.asks for name in getattr(ask, "token_figures", ())]
+
+    @property
     def sampling(self) -> SamplingParams:
         """Returns how tokens are chosen, of a request that generates."""
         assert isinstance(self.work, SamplingParams), "a request to a pooling model samples nothing"

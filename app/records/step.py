@@ -122,6 +122,8 @@ class ModelRunnerOutput:
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     pooled: list[Float32Array] | None = None  # a pooling model's, instead of tokens: the j-th True's result
     figures: dict[str, float] = field(default_factory=dict)  # what the worker counted since the output before
+    # What features found out of each token, by name, [T]; a request that asks for it gets it (see EngineRequest).
+    token_figures: dict[str, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)

@@ -152,7 +152,7 @@ class OutputUpdater:
             request = requests[row]
             assert request is not None
             if slow_path:
-                outputs.append(self._deliver_slow_path(request, tokens, sampled.logprobs_of(index), stats, now))
+                outputs.append(self._deliver_slow_path(request, tokens, sampled, index, stats, now))
             else:
                 request.token_ids += tokens
                 outputs.append(EngineOutput(request.spec.request_id, tokens))
@@ -170,7 +170,7 @@ class OutputUpdater:
             if request is None or request.is_finished:
                 continue  # tokens past the request's end
             stats.num_generation_tokens += len(pieces[index])
-            outputs.append(self._deliver_slow_path(request, pieces[index], sampled.logprobs_of(index), stats, now))
+            outputs.append(self._deliver_slow_path(request, pieces[index], sampled, index, stats, now))
         for generation in step.generations[~present].tolist():
             gone = self._preempted_in_flight.get(generation)
             if gone is not None and (gone.is_finished or gone.resume_after_step <= step.step_id):
@@ -181,11 +181,13 @@ class OutputUpdater:
         self,
         request: Request,
         tokens: list[int],
-        logprobs: list[TokenLogprobs | None] | None,
+        sampled: SampledTokens,
+        index: int,
         stats: StepStats,
         now: float,
     ) -> EngineOutput:
-        """First tokens, last tokens, tokens with logprobs; what fails here ends this request alone (I7)."""
+        """First tokens, last tokens, tokens with what is known of each (`sampled`, of its row `index`); what fails here
+        ends this request alone (I7)."""
         try:
             first = request.first_token is None
             if first:
@@ -194,7 +196,8 @@ class OutputUpdater:
             appended = append_tokens(request, tokens)
             stats.num_generation_tokens -= len(tokens) - (0 if request.is_canary else appended.num_tokens)
             prompt_logprobs = self._take_prompt_logprobs(request)
-            chosen = _wanted_logprobs(request, logprobs, appended.num_tokens)
+            chosen = _wanted_logprobs(request, sampled.logprobs_of(index), appended.num_tokens)
+            figures = _wanted_figures(request, sampled.figures_of(index), appended.num_tokens)
             if appended.stop is not None:
                 output = self._finish(request, appended.stop[0], stop_reason=appended.stop[1])
             else:
@@ -204,7 +207,7 @@ class OutputUpdater:
                 if request.row >= 0:
                     self._rows.slow_path[request.row] = needs_slow_path(request)
             output.new_token_ids = tokens[: appended.num_tokens]
-            output.logprobs = chosen
+            output.logprobs, output.token_figures = chosen, figures
             output.prompt_logprobs = prompt_logprobs
             if first:
                 output.num_cached_tokens = request.num_cached_tokens
@@ -262,3 +265,13 @@ def _wanted_logprobs(
     if len(wanted) < num_tokens:
         raise ValueError("the step brought no logprobs")
     return wanted
+
+
+def _wanted_figures(
+    request: Request, figures: dict[str, list[float]], num_tokens: int
+) -> dict[str, list[float]] | None:
+    """Those of the first `num_tokens` tokens that the request asked for; None: it asked for none."""
+    wanted = request.spec.token_figures
+    if missing := [name for name in wanted if name not in figures]:
+        raise ValueError(f"the step brought no {missing[0]}")
+    return {name: figures[name][:num_tokens] for name in wanted} if wanted else None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.scheduler.in_flight import InFlightStep
-from app.records.step import Int32Array, ModelRunnerOutput, TokenLogprobs
+from app.records.step import Float32Array, Int32Array, ModelRunnerOutput, TokenLogprobs
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,6 +20,7 @@ class SampledTokens:
     flat: Int32Array  # [T]
     num_each: Int32Array | None  # [N]; None: one each
     logprobs: list[TokenLogprobs | None] | None  # [T]
+    figures: dict[str, Float32Array]  # [T] by name
 
     @classmethod
     def of(cls, step: InFlightStep, output: ModelRunnerOutput) -> SampledTokens:
@@ -27,7 +28,7 @@ class SampledTokens:
         rows, flat, num_each = step.rows[step.samples], output.sampled_token_ids, output.num_sampled_tokens
         num_expected = len(rows) if num_each is None else int(num_each.sum())
         assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"
-        return cls(rows, flat, num_each, output.logprobs)
+        return cls(rows, flat, num_each, output.logprobs, output.token_figures)
 
     @property
     def counts(self) -> Int32Array | np.int32:
@@ -45,8 +46,12 @@ class SampledTokens:
         """Entries of the tokens of row `rows[index]`; None: nobody asked."""
         if self.logprobs is None:
             return None
-        first, end = (index, index + 1) if self.num_each is None else self._spans()[index]
-        return self.logprobs[first:end]
+        return self.logprobs[self._span(index)]
+
+    def figures_of(self, index: int) -> dict[str, list[float]]:
+        """Returns what features found out of the tokens of row `rows[index]`."""
+        span = self._span(index) if self.figures else slice(0)
+        return {name: values[span].tolist() for name, values in self.figures.items()}
 
     def any_is(self, token: int) -> NDArray[np.bool_]:
         """[N] whether `token` is among a row's tokens."""
@@ -67,7 +72,11 @@ class SampledTokens:
         else:
             tokens, num_each = np.repeat(here, self.num_each), self.num_each[here]
         chosen = None if self.logprobs is None else [self.logprobs[i] for i in np.flatnonzero(tokens).tolist()]
-        return SampledTokens(self.rows[here], self.flat[tokens], num_each, chosen)
+        figures = {name: values[tokens] for name, values in self.figures.items()}
+        return SampledTokens(self.rows[here], self.flat[tokens], num_each, chosen, figures)
+
+    def _span(self, index: int) -> slice:
+        return slice(index, index + 1) if self.num_each is None else slice(*self._spans()[index])
 
     def _spans(self) -> list[tuple[int, int]]:
         assert self.num_each is not None

@@ -43,6 +43,7 @@ class StepResults:
     logprob_indices: list[int] = field(default_factory=list)
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
+    token_figures: dict[str, torch.Tensor] = field(default_factory=dict)  # fp32 [N], or [L]; see ModelRunnerOutput
     pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
     num_sampled: torch.Tensor | None = None  # int64 [N] tokens that each row gets; None: one
     num_logits: NDArray[np.int64] | None = None  # [N] of how many
@@ -122,15 +123,18 @@ class PendingStep:
             self._copied.synchronize()
         host = self._host
         tokens, logprobs, num_sampled = host.sampled_token_ids.numpy().astype(np.int32), _sampled_logprobs(host), None
+        figures = {name: values.numpy() for name, values in host.token_figures.items()}
         if host.num_sampled is not None:
             num_sampled, kept = host.num_sampled.numpy().astype(np.int32), _kept(host)
             tokens = tokens[kept]
+            figures = {name: values[kept] for name, values in figures.items()}
             logprobs = None if logprobs is None else [logprobs[index] for index in kept.tolist()]
         return ModelRunnerOutput(
             step_id=host.step_id,
             sampled_token_ids=tokens,
             num_sampled_tokens=num_sampled,
             logprobs=logprobs,
+            token_figures=figures,
             prompt_logprobs=_prompt_logprobs(host),
             drafts=None if host.drafts is None else _drafts(host.draft_indices, host.drafts),
             step_time_s=self._clock.elapsed_s(),
@@ -183,6 +187,7 @@ def _to_host(results: StepResults, *, pins: bool) -> StepResults:
             PromptPiece(p.index, p.first_position, p.count, _copy_logprobs(p.tensors, pins))
             for p in results.prompt_pieces
         ],
+        {name: _copy(values, pins) for name, values in results.token_figures.items()},
         None if results.pooled is None else [_copy(result, pins) for result in results.pooled],
         None if results.num_sampled is None else _copy(results.num_sampled, pins),
         results.num_logits,
