@@ -22,8 +22,20 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
     PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )
 
-# What proposes draft tokens: functions that make a Proposer (app/worker/spec_decode), or give None.
-PROPOSERS: Registry[Any] = Registry("proposer", {"ngram": "app.worker.spec_decode.ngram:create"})
+# What proposes draft tokens: classes of Proposer (app/worker/spec_decode).
+PROPOSERS: Registry[Any] = Registry(
+    "proposer",
+    {
+        "ngram": "app.worker.spec_decode.ngram:NgramProposer",
+        "draft_model": "app.worker.spec_decode.draft_model:DraftModelProposer",
+        "eagle": "app.worker.spec_decode.eagle:EagleProposer",
+        "eagle3": "app.worker.spec_decode.eagle3:Eagle3Proposer",
+        "mtp": "app.worker.spec_decode.mtp:MtpProposer",
+        "medusa": "app.worker.spec_decode.medusa:MedusaProposer",
+        "mlp_speculator": "app.worker.spec_decode.mlp_speculator:MLPSpeculatorProposer",
+    },
+    PluginGroup("proposers", "app.worker.spec_decode.base:Proposer"),
+)
 
 # Kinds of devices: classes of Platform (app/platforms). Of those that are there, `auto` means the last one.
 PLATFORMS: Registry[Any] = Registry(

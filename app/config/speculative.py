@@ -7,37 +7,44 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from app.backends import PROPOSERS
+from app.backends import PROPOSERS, QUANT_METHODS
 from app.config.frozen import Frozen
 from app.registry import OneOf, suggestion
 
 DEFAULT_LOOKUP = 5  # tokens, where neither end of the lookup is given
+WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"})  # methods that name a checkpoint
+WITHOUT_MODEL = frozenset({"ngram", "suffix", "mtp"})
+_SAME = {
+    "ngram_gpu": "ngram",
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
+}  # vLLM's other names of a method
 
-_WITH_MODEL = "drafters with weights are not there yet; ngram needs none"
+_LIKE_TARGET = "a drafter runs as its target does; leave it out"
 _SUFFIX = "suffix decoding is not there yet; ngram looks through the request's own tokens"
 _EXACT = "a draft is kept where it is the very token that is sampled in its place, so tokens never change; leave it out"
-_CODE = "code of one's own that drafts is not there yet; take ngram"
+_BLOCKS = "drafters of whole blocks are not there yet; eagle3 drafts chains"
 
 # What vLLM has and we have not, and what to do about it.
 METHODS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark"), _WITH_MODEL
-    ),
+    **dict.fromkeys(("dflash", "dspark"), _BLOCKS),
     "suffix": _SUFFIX,
-    "custom_class": _CODE,
+    "custom_class": "a class is named by an entry point of its package (docs/plugins.md), whose name is the method",
     "extract_hidden_states": "hidden states are not given out; it drafts nothing",
 }
 KEYS: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            *("model", "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend"),
-            *("attention_backend", "kv_cache_dtype", "max_model_len", "revision", "code_revision"),
-            *("index_share_for_mtp_iteration", "disable_padded_drafter_batch", "disable_eagle_block_drop"),
-            *("use_local_argmax_reduction", "use_heterogeneous_vocab", "parallel_drafting", "draft_load_config"),
-            *("draft_sample_method", "dspark_draft_topk", "enable_adaptive_verification", "speculative_token_tree"),
+            *("moe_backend", "attention_backend", "kv_cache_dtype", "max_model_len", "draft_load_config"),
+            *("code_revision", "tensor_parallel_size", "use_local_argmax_reduction"),
         ),
-        _WITH_MODEL,
+        _LIKE_TARGET,
     ),
+    **dict.fromkeys(("disable_padded_drafter_batch", "disable_eagle_block_drop"), "there is one way; leave it out"),
+    **dict.fromkeys(("parallel_drafting", "dspark_draft_topk", "enable_adaptive_verification"), _BLOCKS),
+    "draft_sample_method": "drafts are drawn with the request's own random numbers; leave it out",
+    "use_heterogeneous_vocab": "a drafter must have the target's vocabulary",
+    "speculative_token_tree": "drafts are chains; leave it out",
+    "index_share_for_mtp_iteration": "sparse attention is not there yet",
     **dict.fromkeys(
         (
             *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
@@ -59,9 +66,23 @@ class SpeculativeConfig(Frozen):
 
     method: Annotated[str, OneOf(PROPOSERS)] = Field(
         description="What proposes: `ngram` (also written ngram_gpu): what followed the newest tokens where they stood "
-        "before in the request.",
+        "before in the request; `draft_model`: a smaller language model; `eagle`, `eagle3`, `medusa`, "
+        "`mlp_speculator`: a checkpoint trained for the target; `mtp`: a layer of the target's own checkpoint; or the "
+        "name of a plugin's.",
     )
     num_speculative_tokens: int = Field(ge=1, le=32, description="Draft tokens of a request in a step.")
+    model: str | None = Field(
+        None, description="The drafter's checkpoint: a directory, or organisation/name of a hub. Not for ngram and mtp."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub's `model`.")
+    quantization: Annotated[str, OneOf(QUANT_METHODS)] | None = Field(
+        None, description="How the drafter's linear layers are stored, as `quantization` of the engine."
+    )
+    draft_tensor_parallel_size: int | None = Field(
+        None,
+        ge=1,
+        description="1: each rank holds the whole drafter. Not given, or the engine's: it is split as its target is.",
+    )
     prompt_lookup_max: int = Field(
         DEFAULT_LOOKUP,
         ge=1,
@@ -97,8 +118,8 @@ class SpeculativeConfig(Frozen):
     @field_validator("method", mode="before")
     @classmethod
     def _one_meaning(cls, method: Any) -> Any:
-        """Two of vLLM's names; ours works on the device."""
-        return "ngram" if method == "ngram_gpu" else method
+        """Several of vLLM's names; ours of n-grams works on the device."""
+        return _SAME.get(method, method) if isinstance(method, str) else method
 
     @model_validator(mode="after")
     def _check_lookup(self) -> SpeculativeConfig:
@@ -106,4 +127,14 @@ class SpeculativeConfig(Frozen):
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max={self.prompt_lookup_max}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> SpeculativeConfig:
+        if self.method in WITH_MODEL and self.model is None:
+            raise ValueError(f"model: method={self.method} needs the drafter's checkpoint")
+        of_model = ("model", "revision", "quantization", "draft_tensor_parallel_size")
+        given = [name for name in of_model if getattr(self, name) is not None]
+        if self.method in WITHOUT_MODEL and given:
+            raise ValueError(f"{given[0]}: method={self.method} has no checkpoint of its own; leave it out")
         return self

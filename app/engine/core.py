@@ -100,6 +100,7 @@ class EngineCore:
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,
             num_draft_tokens=worker_info.num_draft_tokens,
+            num_draft_slots=worker_info.num_draft_slots,
             num_stages=self.config.pipeline_parallel_size,
             prompt_time=self._prompt_time(worker_info),
             max_adapters=self.config.max_loras if self.config.enable_lora else 0,

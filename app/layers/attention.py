@@ -39,6 +39,7 @@ class AttentionSettings:
     sliding_window: int | None = None  # tokens seen, the token itself included; None: all
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     sinks: bool = False  # whether heads have one
+    input_size: int | None = None  # of what is projected; None: the hidden size
     clip: float | None = None  # queries, keys and values stay within, once they are normed whole
     gates_output: bool = (
         False  # each number that heads give is multiplied by the sigmoid of one of a further projection
@@ -53,8 +54,9 @@ class Attention(KVAttentionLayer):
     ) -> None:
         super().__init__()
         s = settings
+        width = s.input_size or s.hidden_size
         self.qkv_proj = QKVLinear(
-            ctx, s.hidden_size, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias, s.gates_output
+            ctx, width, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias, s.gates_output
         )
         self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads

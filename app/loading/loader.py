@@ -48,6 +48,13 @@ def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
     return _filled(causal_model(info), info, request, form)
 
 
+def load_drafter(
+    kind: Callable[[BuildContext, ModelInfo], EngineModel], info: ModelInfo, ctx: BuildContext, form: LoadFormat
+) -> EngineModel:
+    """A model that drafts for another one, of `info`, which says where it lies; else as `load_model`."""
+    return pack(_filled(kind, info, LoadRequest(info.directory, ctx), form))
+
+
 def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:
     """Load a model for embeddings, scores and classes. What pooling has no use for is left in the checkpoint."""
     return pack(fill_pooling_model(info, ctx, load_format, seed))

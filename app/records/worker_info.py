@@ -21,6 +21,7 @@ class WorkerInfo:
     # Reports of the KV connector's halves in the workers, by rank, of the connector's own type; (): there is none.
     kv_connector: tuple[Any, ...] = ()
     num_draft_tokens: int = 0  # that the workers propose for a row after each step that samples in it
+    num_draft_slots: int = 0  # of the KV cache behind a row's computed tokens that they propose with
     num_deferred: int = 0  # pieces of the start that the workers left for idle time
     # Windows of the groups of layers that keep blocks of their own; None: the whole context (app/records/kv_groups.py).
     kv_windows: tuple[int | None, ...] = (None,)

@@ -9,20 +9,23 @@ from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.step_plan import StepPlan
 
 
-def grant_drafts(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots) -> IntArray:
+def grant_drafts(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots, num_draft_slots: int = 0) -> IntArray:
     """Draft tokens for the decodes, from what nobody else wanted of tokens and free blocks; rows with none first.
 
-    No row gets so many that its step could bring more tokens than it may have.
+    No row gets so many that its step could bring more tokens than it may have. Behind those, rows get `num_draft_slots`
+    slots that a drafter may write to, as far as blocks are free and the row may ever have so many tokens.
     """
     next_position = rows.num_computed[decodes] + 1
     drafts = np.minimum(rows.num_drafts[decodes], rows.limit[decodes] - next_position)
     drafts = np.minimum(drafts, np.maximum(plan.budget.left - (drafts.cumsum() - drafts), 0))
-    for index in np.flatnonzero(next_position + drafts > rows.capacity[decodes]).tolist():
+    slots_ahead = num_draft_slots * rows.may_draft[decodes]
+    wanted = np.minimum(drafts + slots_ahead, np.maximum(rows.limit[decodes] - next_position, drafts))
+    for index in np.flatnonzero(next_position + wanted > rows.capacity[decodes]).tolist():
         row = int(decodes[index])
-        room = min(int(drafts[index]), slots.room(rows.request_at(row), int(next_position[index])))
+        room = min(int(wanted[index]), slots.room(rows.request_at(row), int(next_position[index])))
         granted = slots.ensure(rows.request_at(row), int(next_position[index]) + room, plan)
         assert granted
-        drafts[index] = room
+        drafts[index] = min(drafts[index], room)
     plan.budget.left -= int(drafts.sum())
     order = np.argsort(drafts > 0, kind="stable")
     plan.drafts = drafts[order] if drafts.any() else None

@@ -62,6 +62,7 @@ class StepRules:
     by_priority: bool = False
     whole_prompts: bool = False  # the model computes a prompt in one step
     num_draft_tokens: int = 0  # that the workers propose for a row
+    num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
     prompt_time: PromptTime = UNLIMITED
@@ -245,7 +246,7 @@ class Scheduler:
             self._steady = self._writer.remember()
             return step_message
         if self._rules.num_draft_tokens:
-            decodes = grant_drafts(decodes, plan, self.rows, self._slots)
+            decodes = grant_drafts(decodes, plan, self.rows, self._slots, self._rules.num_draft_slots)
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))

@@ -29,6 +29,8 @@ class RowColumns:
     block_table: torch.Tensor
     width: int  # W
     block_size: int
+    # int64 [rows]: places of each row in the tables that hold a block of its own.
+    num_blocks: torch.Tensor | None = None
 
 
 PER_TOKEN = (torch.int32, torch.int64, torch.int64, torch.int64, torch.int64)

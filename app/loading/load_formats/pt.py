@@ -25,15 +25,22 @@ class Pt(NamedTensors):
         """All tensors of a directory, unread. CheckpointError names an unusable file."""
         tensors: dict[str, StoredTensor] = {}
         for file in weight_files(directory, "pt"):
-            for name, tensor in _named(file).items():
-                if name in tensors:
-                    raise CheckpointError(f"{name} is both in {tensors[name].file} and {file}", param="model")
-                if not isinstance(tensor, torch.Tensor):
-                    kind = type(tensor).__name__
-                    raise CheckpointError(f"{file}: {name} is a {kind}, not a tensor", param="model")
-                tensors[name] = StoredTensor(name, file, tensor.detach(), tensor.data_ptr(), reader)
+            found = open_file(file, reader)
+            if both := sorted(found.keys() & tensors.keys()):
+                raise CheckpointError(f"{both[0]} is both in {tensors[both[0]].file} and {file}", param="model")
+            tensors |= found
         check_map(directory / NAMED_FILES["pt"][1], {name: tensor.file for name, tensor in tensors.items()})
         return tensors
+
+
+def open_file(file: Path, reader: Reader) -> dict[str, StoredTensor]:
+    """The tensors of a file; CheckpointError names what is none."""
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in _named(file).items():
+        if not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(f"{file}: {name} is a {type(tensor).__name__}, not a tensor", param="model")
+        tensors[name] = StoredTensor(name, file, tensor.detach(), tensor.data_ptr(), reader)
+    return tensors
 
 
 def _named(file: Path) -> dict[str, Any]:

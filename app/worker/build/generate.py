@@ -40,7 +40,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     model = load_model(info, ctx, config.load_format, config.seed)
     link = StageLink(ctx.groups, info.hidden_size, ctx.dtype, device, config.max_inflight_steps + 2)
     inputs = StepInputs(config.max_num_seqs)
-    proposer = create_proposer(ProposerContext(config, model, inputs, ctx, link.is_last))
+    proposer = create_proposer(ProposerContext(config, model, info, inputs, ctx, link.is_last))
     num_drafts, own_layers = (0, []) if proposer is None else (proposer.num_draft_tokens, proposer.attention_layers)
     layers = [*model.attention_layers, *own_layers]
     windows = select_groups(config, layers, ctx)

@@ -51,8 +51,10 @@ class RowState:
         self.block_tables = list(self.block_table.view(num_groups, max_num_seqs, max_blocks))  # [rows, M] a group
         counts = torch.zeros(2, max_num_seqs, dtype=torch.int32, device=device)
         counts[1] = 1  # so that what pads a step over rows that had no request yet may look for its newest token
+        # On a CPU the same memory, too.
+        num_blocks = torch.from_numpy(self.num_blocks).to(device)
         self.columns = RowColumns(
-            counts[0], counts[1], self.flat_token_ids, self.block_table, max_model_len, block_size
+            counts[0], counts[1], self.flat_token_ids, self.block_table, max_model_len, block_size, num_blocks
         )
         self.begin_step = BEGIN_STEP.on(device)
         self.inputs = inputs or StepInputs(max_num_seqs)  # what else the rows bring to a step
@@ -119,6 +121,9 @@ class RowState:
             return
         rows = np.concatenate([np.full(end - first, row) for row, first, end in changed])
         columns = np.concatenate([np.arange(first, end) for _, first, end in changed])
-        entries = np.stack((rows, columns, self.host_block_table[rows, columns]))
+        of_row = rows % len(self.num_blocks)
+        entries = np.stack((rows, columns, self.host_block_table[rows, columns], of_row, self.num_blocks[of_row]))
         device_entries = to_device(entries, self.device)
         self.block_table[device_entries[0], device_entries[1]] = device_entries[2].int()
+        assert self.columns.num_blocks is not None
+        self.columns.num_blocks[device_entries[3]] = device_entries[4]

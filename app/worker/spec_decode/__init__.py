@@ -11,9 +11,9 @@ from app.worker.spec_decode.base import Proposer, ProposerContext
 
 
 def create_proposer(context: ProposerContext) -> Proposer | None:
-    """The one of the table that this engine is to have; None: it decodes token by token. Each makes its proposer, or
-    gives None where this engine is not to have it; then all of its ranks are not."""
-    made: list[Proposer | None] = [PROPOSERS.load(name)(context) for name in PROPOSERS]
-    proposers = [proposer for proposer in made if proposer is not None]
-    assert len(proposers) <= 1, "two proposers for one engine"
-    return proposers[0] if proposers else None
+    """The one that this engine is asked for, on all of its ranks; None: it decodes token by token."""
+    wanted = context.config.speculative_config
+    if wanted is None:
+        return None
+    kind: type[Proposer] = PROPOSERS.load(wanted.method)
+    return kind.create(context)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
+from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
+from app.config.speculative import SpeculativeConfig
 from app.kernels.attention import AttentionMetadata
 from app.kernels.rows import RowColumns
 from app.layers.attention_layer import AttentionLayer
@@ -25,9 +28,17 @@ class ProposerContext:
 
     config: EngineConfig
     model: EngineModel  # this stage's part of it
+    info: ModelInfo
     inputs: StepInputs  # of steps, to which it may add lines; it sets them when a request enters its row
     build: BuildContext  # for layers of the proposer's own
     is_last: bool  # the stage that samples and proposes
+
+    @property
+    def wanted(self) -> SpeculativeConfig:
+        """Returns what is asked for."""
+        wanted = self.config.speculative_config
+        assert wanted is not None, "nobody asked for a proposer"
+        return wanted
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +66,11 @@ class Proposer(WorkerFeature, ABC):
     num_draft_tokens: int  # that it proposes for a row, at least 1
     is_capturable: bool = False  # whether `propose` is work on the device alone, which may be captured and replayed
 
+    @classmethod
+    @abstractmethod
+    def create(cls, context: ProposerContext) -> Self:
+        """That of this rank, as `speculative_config` asks for it."""
+
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """Layers of its own that keep something of each token; their `layer_index` counts on from the model's."""
@@ -69,5 +85,6 @@ class Proposer(WorkerFeature, ABC):
         """
 
     def started(self, info: WorkerInfo) -> WorkerInfo:
-        """The scheduler counts on so many drafts of each row."""
-        return replace(info, num_draft_tokens=self.num_draft_tokens)
+        """The scheduler counts on so many drafts of each row, and keeps slots ready that layers propose with."""
+        slots = self.num_draft_tokens if self.attention_layers else 0
+        return replace(info, num_draft_tokens=self.num_draft_tokens, num_draft_slots=slots)

@@ -7,6 +7,8 @@ shape: nothing waits for the device, and a step may be captured with it. A row w
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 
 from app.kernels.rows import RowColumns
@@ -22,6 +24,14 @@ class NgramProposer(Proposer):
         assert 1 <= shortest <= longest
         self.num_draft_tokens = num_draft_tokens
         self._shortest, self._longest = shortest, longest
+
+    @classmethod
+    def create(cls, context: ProposerContext) -> Self:
+        """See Proposer."""
+        wanted = context.wanted
+        # A match needs a token before it and one after it, so longer ones than the context are none.
+        longest = min(wanted.prompt_lookup_max, context.build.max_model_len)
+        return cls(wanted.num_speculative_tokens, min(wanted.prompt_lookup_min, longest), longest)
 
     def propose(self, proposal: Proposal) -> torch.Tensor:
         """See Proposer."""
@@ -53,13 +63,3 @@ def _history(columns: RowColumns, rows: torch.Tensor) -> tuple[torch.Tensor, tor
     """The rows' token ids [N, W], and how many of each are known, int64 [N]."""
     every = columns.flat_token_ids[: len(columns.num_tokens) * columns.width].view(-1, columns.width)
     return every.index_select(0, rows), columns.num_tokens.index_select(0, rows).long()
-
-
-def create(context: ProposerContext) -> NgramProposer | None:
-    """None: the engine was not asked for it."""
-    wanted = context.config.speculative_config
-    if wanted is None or wanted.method != "ngram":
-        return None
-    # A match needs a token before it and one after it, so longer ones than the context are none.
-    longest = min(wanted.prompt_lookup_max, context.build.max_model_len)
-    return NgramProposer(wanted.num_speculative_tokens, min(wanted.prompt_lookup_min, longest), longest)

@@ -1,0 +1,140 @@
+"""EAGLE-3 (Li et al., 2025): one layer over the next token's embedding and a mix of what layers of the target read.
+
+Tensors as the authors publish them (`midlayer`, `d2t` as an offset), or as the project "speculators" does (`layers.0`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.layers.attention import Attention, AttentionSettings
+from app.layers.context import BuildContext, ForwardContext, HiddenStates
+from app.layers.epilogue import AddNorm
+from app.layers.layer import Layer
+from app.layers.mlp import GatedMLP
+from app.layers.norm import RMSNorm
+from app.layers.replicated import ReplicatedLinear
+from app.layers.rope_scaling import RopeSettings
+from app.layers.rotary import RotaryEmbedding
+from app.layers.vocab import LMHead, VocabEmbedding
+from app.models.decoder_settings import DecoderSettings
+from app.models.drafters.base import Drafter, Target, TokenIds, without_prefix
+from app.models.families.llama import LlamaForCausalLM
+
+# Switches of "speculators" that nobody here reads; a drafter that sets one is another model.
+_UNREAD = ("fc_norm", "norm_output", "norm_before_fc")
+
+
+class Eagle3Layer(Layer):
+    """A layer of Llama's whose attention reads two vectors of a token: its embedding's norm, and its features'."""
+
+    def __init__(self, ctx: BuildContext, s: DecoderSettings, rotary: RotaryEmbedding, keeps_normed: bool) -> None:
+        super().__init__()
+        attention = AttentionSettings(
+            hidden_size=s.hidden_size,
+            input_size=2 * s.hidden_size,
+            num_heads=s.num_heads,
+            num_kv_heads=s.num_kv_heads,
+            head_dim=s.head_dim,
+            qkv_bias=s.qkv_bias,
+            output_bias=s.output_bias,
+            norm_eps=s.norm_eps,
+        )
+        self.input_layernorm, self.hidden_norm = (RMSNorm(ctx, s.hidden_size, s.norm_eps) for _ in range(2))
+        self.self_attn = Attention(ctx, attention, 0, rotary)
+        self.post_attention_layernorm = RMSNorm(ctx, s.hidden_size, s.norm_eps, may_defer=True)
+        self.mlp = GatedMLP(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.mlp_bias)
+        self._keeps_normed = keeps_normed
+
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """[T, C] twice -> features [T, C] that are not normed."""
+        normed = self.hidden_norm(features)
+        residual = normed if self._keeps_normed else features
+        joined = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        x, residual = self.self_attn(joined, AddNorm(residual, self.post_attention_layernorm), ctx)
+        total: torch.Tensor = self.mlp(x, AddNorm(residual, None), ctx)[1]
+        return total
+
+
+class Eagle3Drafter(Drafter):
+    """The drafter of a checkpoint; `has_embedding`: it brings a table of tokens of its own."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo, target: Target, *, has_embedding: bool) -> None:
+        super().__init__()
+        hf, self.target = info.hf_config, target
+        s = LlamaForCausalLM.settings(info)
+        self.reads_layers = layers_read(hf, target.info.num_layers)
+        width = int(hf.get("target_hidden_size") or s.hidden_size)
+        target.expect("the hidden size of what it reads", width, target.info.hidden_size)
+        target.expect("vocab_size", s.vocab_size, target.info.vocab_size)
+        if s.num_layers != 1:
+            raise UnsupportedError(f"speculative_config: an EAGLE-3 drafter of {s.num_layers} layers; 1 is supported")
+        if odd := [name for name in _UNREAD if hf.get(name)]:
+            raise UnsupportedError(f"speculative_config: {odd[0]} of the drafter's config.json is not supported")
+        self.num_tokens = int(hf.get("draft_vocab_size") or s.vocab_size)
+        rope = RopeSettings.from_hf(hf, s.head_dim, ctx.max_model_len)
+        rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
+        if has_embedding:
+            self.embed_tokens: VocabEmbedding | None = VocabEmbedding(ctx, s.vocab_size, s.hidden_size)
+        else:
+            target.expect("hidden_size, as it has no embed_tokens", s.hidden_size, target.info.hidden_size)
+            self.embed_tokens, self._shared = None, (target.embedding,)
+        self.fc = ReplicatedLinear(ctx, len(self.reads_layers) * width, s.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(ctx, s, rotary, bool(hf.get("norm_before_residual")))
+        self.norm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
+        self.lm_head = LMHead(ctx, self.num_tokens, s.hidden_size)
+        # How far each token's id is behind its own number, where the drafter knows fewer tokens.
+        self.d2t = TokenIds.of(self.num_tokens) if self.num_tokens != s.vocab_size else None
+
+    @property
+    def token_ids(self) -> torch.Tensor | None:
+        """See Drafter."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(self.num_tokens, device=self.d2t.device)
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """See EngineModel; `t2d` says the same as `d2t`."""
+        unread = {"t2d", *(() if self.d2t is not None else ("d2t",))}
+        unread |= {"verifier_norm", "verifier_lm_head"} | (set() if self.embed_tokens is not None else {"embed_tokens"})
+        renamed = without_prefix(name, tensor, unread)
+        return [(own.replace("layers.0.", "midlayer.", 1), stored) for own, stored in renamed]
+
+    def start(self, hidden: HiddenStates) -> torch.Tensor:
+        """See Drafter."""
+        return self.fc(torch.cat([hidden.inputs_of[layer] for layer in self.reads_layers], dim=-1))  # type: ignore[no-any-return]
+
+    def advance(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """See Drafter."""
+        table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
+        return self.midlayer(table(token_ids), features, ctx)  # type: ignore[no-any-return]
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Features [N, C] -> [N, Vd]."""
+        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+def layers_read(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The layers of the target whose inputs the drafter reads: early, middle, late, unless its config.json names them.
+    ConfigError where the target has not so many."""
+    nested = hf.get("eagle_config")
+    named = hf.get("eagle_aux_hidden_state_layer_ids")
+    if named is None and isinstance(nested, Mapping):
+        named = nested.get("eagle_aux_hidden_state_layer_ids")
+    if named is None:
+        named = [2, num_layers // 2, num_layers - 3]
+    if not isinstance(named, list) or not named or not all(type(layer) is int for layer in named):
+        raise CheckpointError(f"eagle_aux_hidden_state_layer_ids is {named!r:.80}, no list of layers", param="model")
+    if not all(0 <= layer <= num_layers for layer in named):
+        raise ConfigError(
+            f"speculative_config: the drafter does not fit its target: it reads the layers {named}, the target has "
+            f"{num_layers}",
+            param="speculative_config",
+        )
+    return tuple(named)

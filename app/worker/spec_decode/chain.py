@@ -1,0 +1,88 @@
+"""Drafts token by token with a model that reads the target's hidden states: EAGLE, EAGLE-3, multi-token prediction.
+
+Its first pass goes over the step's own tokens: for each position it reads the token after it, which is known by now,
+and what the target's layers made of the position, and keeps keys and values for it. So whatever a request has computed,
+its drafter has, too. Each further pass reads the draft of the pass before and that pass's features, one position on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Self
+
+import torch
+
+from app.distributed.parallel_groups import RankGroup
+from app.layers.attention_layer import AttentionLayer
+from app.models.drafters.base import Drafter, shifted
+from app.worker.rows.step_inputs import StepInputs
+from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
+from app.worker.spec_decode.draws import DraftSampler, valid
+from app.worker.spec_decode.passes import DraftPasses
+from app.worker.spec_decode.weights import own_group
+
+
+class ChainProposer(Proposer):
+    """The proposer of a `Drafter`; `drafter` None: of a stage that does not sample."""
+
+    is_capturable = True
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        reads_layers: tuple[int, ...],
+        drafter: Drafter | None,
+        inputs: StepInputs,
+        group: RankGroup | None = None,
+    ) -> None:
+        """`group`: of ranks that draft each for itself, of which the first one's drafts count."""
+        self.num_draft_tokens = num_draft_tokens
+        self.reads_layers = reads_layers
+        self._drafter = drafter
+        self._inputs = inputs
+        self._group = group
+
+    @classmethod
+    def of(cls, context: ProposerContext, reads_layers: tuple[int, ...], load: Callable[[], Drafter]) -> Self:
+        """The proposer of this rank, whose drafter is loaded where the engine samples."""
+        drafter = load() if context.is_last else None
+        if drafter is not None:
+            shifted(drafter, len(context.model.attention_layers))
+        count = context.wanted.num_speculative_tokens
+        return cls(count, reads_layers, drafter, context.inputs, own_group(context))
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The drafter's."""
+        return () if self._drafter is None else self._drafter.attention_layers
+
+    @cached_property
+    def _sampler(self) -> DraftSampler:
+        assert self._drafter is not None
+        target, token_ids = self._drafter.target.info, self._drafter.token_ids
+        device = next(self._drafter.parameters()).device
+        return DraftSampler(self._inputs, device, target.vocab_size, token_ids)
+
+    def propose(self, proposal: Proposal) -> torch.Tensor:
+        """See Proposer."""
+        drafter, step = self._drafter, proposal.view.tensors
+        assert drafter is not None, "only the last stage proposes"
+        following = valid(proposal.columns.flat_token_ids[step.targets], drafter.target.info.vocab_size)
+        features = drafter.advance(following, drafter.start(proposal.hidden), proposal.ctx)
+        if not len(proposal.rows):
+            return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=features.device)
+        features, at = features[proposal.ends], step.positions[proposal.ends]
+        draw, passes, drafts = self._sampler.of(proposal), DraftPasses(proposal), []
+        for number in range(self.num_draft_tokens):
+            if number:
+                features = drafter.advance(drafts[-1], features, passes.context(at + number))
+            drafts.append(draw(drafter.raw_logits(features), at + (2 + number)))
+        return agreed(torch.stack(drafts, dim=1), self._group)
+
+
+def agreed(drafts: torch.Tensor, group: RankGroup | None) -> torch.Tensor:
+    """The drafts of the group's first rank, so that no rank verifies other ones."""
+    if group is None or group.size == 1:
+        return drafts
+    return group.all_reduce(drafts if group.rank == 0 else torch.zeros_like(drafts))

@@ -1,0 +1,50 @@
+"""The drafter `mlp_speculator`: a chain of small stages over one hidden state. It keeps nothing of a token."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Self
+
+import torch
+
+from app.loading.loader import load_drafter
+from app.models.drafters.mlp_speculator import MLPSpeculator
+from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
+from app.worker.spec_decode.chain import agreed
+from app.worker.spec_decode.draws import DraftSampler, valid
+from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
+
+
+class MLPSpeculatorProposer(Proposer):
+    """`drafter` None: of a stage that does not sample."""
+
+    is_capturable = True
+
+    def __init__(self, num_draft_tokens: int, drafter: MLPSpeculator | None, context: ProposerContext) -> None:
+        self.num_draft_tokens = num_draft_tokens
+        self._drafter, self._group = drafter, own_group(context)
+        self._vocab_size = context.info.vocab_size
+        self._sampler = DraftSampler(context.inputs, context.build.device, self._vocab_size)
+
+    @classmethod
+    def create(cls, context: ProposerContext) -> Self:
+        """See Proposer."""
+        source, drafter, count = DrafterSource.of(context), None, context.wanted.num_speculative_tokens
+        if context.is_last:
+            kind = partial(MLPSpeculator, target=target_of(context), num_tokens=count)
+            drafter = load_drafter(kind, source.info, source.build, source.form)
+            assert isinstance(drafter, MLPSpeculator)
+        return cls(count, drafter, context)
+
+    def propose(self, proposal: Proposal) -> torch.Tensor:
+        """See Proposer."""
+        drafter, columns = self._drafter, proposal.columns
+        assert drafter is not None, "only the last stage proposes"
+        draw, known = self._sampler.of(proposal), columns.num_tokens[proposal.rows].long()
+        newest = columns.flat_token_ids[proposal.rows * columns.width + known - 1]
+        tokens = [valid(newest, self._vocab_size).long()]
+        state = drafter.start(proposal.hidden.last[proposal.ends])
+        for number in range(self.num_draft_tokens):
+            state = drafter.advance(state, tokens[-1], number)
+            tokens.append(draw(drafter.logits(state, number), known + number))
+        return agreed(torch.stack(tokens[1:], dim=1), self._group)

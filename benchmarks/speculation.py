@@ -1,0 +1,170 @@
+"""What verification and drafts cost a step, and what they bring at an imposed acceptance, on random weights.
+
+    python -m benchmarks.speculation --shape llama-8b [--rows 1 8 32] [--out results/speculation.json]
+
+First plain steps, whose tokens are kept; then engines whose drafter replays them (benchmarks/replay.py): always right,
+so that a step with k drafts takes the time of its verification, and right as often as makes `tau` tokens a step; the
+latter also with an EAGLE-3 drafter of random weights beside it, of the shape's own width and 32,000 draft tokens.
+`device` is the median time between the first and the last event of a step on the GPU; tokens a second are of the wall.
+All engines of a run are on one device, one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from app import LLM, SamplingParams
+from benchmarks import replay
+from benchmarks.offline import arguments, make_llm, random_prompt, watched_steps, write
+from benchmarks.shapes import SHAPES
+
+CONTEXT, TOKENS = 512, 160
+DRAFT_VOCAB = 32_000
+
+
+@dataclass(slots=True, frozen=True)
+class Case:
+    """Drafts of a row, tokens a step at which they are right (None: always), and whether EAGLE-3 runs."""
+
+    drafts: int
+    tau: float | None = None
+    eagle: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        drafter = "eagle3" if self.eagle else "replay"
+        return f"{drafter} k={self.drafts}" + ("" if self.tau is None else f" tau={self.tau}")
+
+
+def prompts_of(shape: str, rows: int) -> list[list[int]]:
+    """The same for all engines."""
+    rng = random.Random(rows)
+    return [random_prompt(rng, CONTEXT, shape) for _ in range(rows)]
+
+
+def measure(llm: LLM, shape: str, rows: int, tokens: int) -> tuple[dict[str, float], list[list[int]]]:
+    """Times of decode steps, and what was said."""
+    prompts = prompts_of(shape, rows)
+    ask = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=tokens, seed=i) for i in range(rows)]
+    first = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=1, seed=i) for i in range(rows)]
+    llm.generate(prompts, ask, use_tqdm=False)
+    begin = time.perf_counter()
+    llm.generate(prompts, first, use_tqdm=False)
+    prefill = time.perf_counter() - begin
+    before = llm._core.stats().steps_total
+    with watched_steps() as watch:
+        begin = time.perf_counter()
+        found = llm.generate(prompts, ask, use_tqdm=False)
+        wall = time.perf_counter() - begin - prefill
+    steps = llm._core.stats().steps_total - before
+    said = [list(one.outputs[0].token_ids) for one in found]
+    row = {
+        "device_ms": 1e3 * median(watch.device),
+        "step_ms": 1e3 * wall / steps,
+        "tokens_per_s": rows * (tokens - 1) / wall,
+        "tokens_per_step": (tokens - 1) / steps,
+        "schedule_us": watch.p50_us("schedule"),
+        "update_us": watch.p50_us("update"),
+    }
+    return row, said
+
+
+def acceptance(tau: float | None, drafts: int) -> float:
+    """The share of right drafts at which a step brings `tau` tokens, each right by itself."""
+    if tau is None:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(drafts + 1)) < tau else (low, middle)
+    return low
+
+
+def eagle_folder(shape: str, folder: Path) -> str:
+    """A drafter of the shape's width, without weights."""
+    target, layers = SHAPES[shape], SHAPES[shape]["num_hidden_layers"]
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = {name: target[name] for name in names} | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": target["rope_theta"],
+        "hidden_act": "silu",
+        "eagle_aux_hidden_state_layer_ids": [min(2, layers), layers // 2, max(layers - 3, 0)],
+        "draft_vocab_size": min(DRAFT_VOCAB, target["vocab_size"] // 2),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def run_case(case: Case, rows: list[int], args: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
+    """One engine, all numbers of rows."""
+    wanted: dict[str, Any] = {"method": replay.NAME, "num_speculative_tokens": case.drafts}
+    if case.eagle:
+        wanted["model"] = eagle_folder(args.shape, folder)
+    replay.SCRIPT.acceptance = acceptance(case.tau, case.drafts)
+    with make_llm(args.shape, speculative_config=wanted, **options_of(args)) as llm:
+        return {count: measure(llm, args.shape, count, args.tokens)[0] for count in rows}
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Few graphs, as a run has few numbers of rows."""
+    sizes = {"max_num_seqs": max(args.rows), "cuda_graph_sizes": tuple(args.rows), "max_model_len": 2048}
+    return {**sizes, **args.engine}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All cases; each row is printed as it comes."""
+    figures: dict[str, Any] = {"shape": args.shape, "plain": {}}
+    with make_llm(args.shape, **options_of(args)) as llm:
+        for count in args.rows:
+            row, said = measure(llm, args.shape, count, args.tokens)
+            prompts = prompts_of(args.shape, count)
+            replay.SCRIPT.answers |= {tuple(prompt): own for prompt, own in zip(prompts, said, strict=True)}
+            figures["plain"][count] = row
+            show("plain", count, row, row)
+    few = [count for count in args.rows if count <= 32]
+    cases = [(Case(3), few), (Case(3, 2.79, eagle=True), few), (Case(7), few[:1]), (Case(3, 2.79), few)]
+    for case, rows in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_case(case, rows, args, Path(folder))
+        figures[case.name] = found
+        for count, row in found.items():
+            show(case.name, count, row, figures["plain"][count])
+        write(args.out, figures)
+    return figures
+
+
+def show(name: str, rows: int, row: dict[str, float], plain: dict[str, float]) -> None:
+    """A line of the table."""
+    print(
+        f"{name:>22} rows {rows:3d}: device {row['device_ms']:7.3f} ms ({row['device_ms'] / plain['device_ms']:.3f} x)"
+        f", wall {row['step_ms']:7.3f} ms, {row['tokens_per_step']:.2f} tokens a step, "
+        f"{row['tokens_per_s']:8.1f} tok/s ({row['tokens_per_s'] / plain['tokens_per_s']:.2f} x), schedule {row['schedule_us']:.0f} us",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = arguments(__doc__, "llama-8b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    figures = run(parser.parse_args())
+    eagle, replayed = figures[Case(3, 2.79, eagle=True).name], figures[Case(3).name]
+    for count in eagle:
+        print(f"EAGLE-3 draft, k=3, rows {count}: {eagle[count]['device_ms'] - replayed[count]['device_ms']:.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
