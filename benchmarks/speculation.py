@@ -150,7 +150,7 @@ def show(name: str, rows: int, row: dict[str, float], plain: dict[str, float]) -
     print(
         f"{name:>22} rows {rows:3d}: device {row['device_ms']:7.3f} ms ({row['device_ms'] / plain['device_ms']:.3f} x)"
         f", wall {row['step_ms']:7.3f} ms, {row['tokens_per_step']:.2f} tokens a step, "
-        f"{row['tokens_per_s']:8.1f} tok/s ({row['tokens_per_s'] / plain['tokens_per_s']:.2f} x), schedule {row['schedule_us']:.0f} us",
+        f"{row['tokens_per_s']:8.1f} tok/s ({row['tokens_per_s'] / plain['tokens_per_s']:.2f} x)",
         flush=True,
     )
 

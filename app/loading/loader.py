@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from app.models.pooling_model import PoolingModel
 from app.quantization.plain import PLAIN_METHOD
 
 ModelT = TypeVar("ModelT", EngineModel, PoolingModel)
+DrafterT = TypeVar("DrafterT", bound=EngineModel)
 PackedT = TypeVar("PackedT", bound=nn.Module)
 
 
@@ -49,10 +50,10 @@ def fill_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) 
 
 
 def load_drafter(
-    kind: Callable[[BuildContext, ModelInfo], EngineModel], info: ModelInfo, ctx: BuildContext, form: LoadFormat
-) -> EngineModel:
+    kind: Callable[[BuildContext, ModelInfo], DrafterT], info: ModelInfo, ctx: BuildContext, form: LoadFormat
+) -> DrafterT:
     """A model that drafts for another one, of `info`, which says where it lies; else as `load_model`."""
-    return pack(_filled(kind, info, LoadRequest(info.directory, ctx), form))
+    return cast(DrafterT, pack(_filled(kind, info, LoadRequest(info.directory, ctx), form)))
 
 
 def load_pooling_model(info: ModelInfo, ctx: BuildContext, load_format: str, seed: int) -> PoolingModel:

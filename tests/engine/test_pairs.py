@@ -70,12 +70,13 @@ class Echo(Proposer):
     num_draft_tokens = 2
     is_capturable = True
 
+    @classmethod
+    def create(cls, context):
+        return cls()
+
     def propose(self, proposal):
         known = proposal.columns.num_tokens[proposal.rows].long()
         return torch.stack(((known * 7) % 331, (known * 5) % 331), dim=1)
-
-def create(context):
-    return Echo()
 """
 
 
@@ -121,7 +122,8 @@ def generate(names: list[tuple[str, ...]], *modes: str) -> Results:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SandboxedCompile, "check", lambda *_: None)  # a process for each engine, for grammars of our own
         if drafts:
-            patch.setitem(PROPOSERS._table, "echo", "echo_proposer:create")
+            patch.setitem(PROPOSERS._table, "echo", "echo_proposer:Echo")
+            options["speculative_config"] = {"method": "echo", "num_speculative_tokens": 2}
         config = EngineConfig(
             model=str(tiny_model("llama")), device="cpu", num_threads=1, executor="in_process", block_size=4,
             max_num_seqs=8, max_model_len=40, tokenizer=TOKENIZER, **options,

@@ -73,7 +73,8 @@ class ChainProposer(Proposer):
         if not len(proposal.rows):
             return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=features.device)
         features, at = features[proposal.ends], step.positions[proposal.ends]
-        draw, passes, drafts = self._sampler.of(proposal), DraftPasses(proposal), []
+        draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
+        drafts: list[torch.Tensor] = []
         for number in range(self.num_draft_tokens):
             if number:
                 features = drafter.advance(drafts[-1], features, passes.context(at + number))

@@ -73,7 +73,8 @@ class DraftModelProposer(Proposer):
             return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=hidden.device)
         newest = proposal.ends + 1 + row_of_end(proposal)
         known = proposal.columns.num_tokens[proposal.rows].long()
-        draw, passes, drafts = self._sampler.of(proposal), DraftPasses(proposal), []
+        draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
+        drafts: list[torch.Tensor] = []
         hidden = hidden[newest]
         for number in range(self.num_draft_tokens):
             if number:

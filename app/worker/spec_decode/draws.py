@@ -54,9 +54,9 @@ class DraftSampler:
         return best if self._token_ids is None else self._token_ids[best]
 
     def _drawn(self, logits: torch.Tensor, params: Mapping[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
-        names = ("temperature", "top_k", "top_p", "min_p", "keys")
+        temperature, top_k, top_p, min_p, keys = (params[name] for name in NAMES)
         spread = self._spread(logits)
-        drawn = self._sample_tokens(spread, *(params[name] for name in names), positions)[0]
+        drawn = self._sample_tokens(spread, temperature, top_k, top_p, min_p, keys, positions)[0]
         return valid(drawn, self._vocab_size)
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,6 @@ class MedusaProposer(Proposer):
         if context.is_last:
             kind = partial(MedusaDrafter, target=target_of(context), names=source.names, num_tokens=count)
             drafter = load_drafter(kind, source.info, source.build, source.form)
-            assert isinstance(drafter, MedusaDrafter)
         return cls(count, drafter, context)
 
     def propose(self, proposal: Proposal) -> torch.Tensor:

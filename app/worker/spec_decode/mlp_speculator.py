@@ -33,7 +33,6 @@ class MLPSpeculatorProposer(Proposer):
         if context.is_last:
             kind = partial(MLPSpeculator, target=target_of(context), num_tokens=count)
             drafter = load_drafter(kind, source.info, source.build, source.form)
-            assert isinstance(drafter, MLPSpeculator)
         return cls(count, drafter, context)
 
     def propose(self, proposal: Proposal) -> torch.Tensor:

@@ -48,6 +48,10 @@ class Reader(Proposer):
         self.salts = inputs.declare("salt", torch.int64, idle=9, for_layers=True)
         self.seen = []
 
+    @classmethod
+    def create(cls, context):
+        return MADE.setdefault("reader", cls(context.inputs, CAPTURABLE))
+
     def enter(self, row, request):
         self.salts.set(row, 100 + request.spec.choice_index)
 
@@ -66,12 +70,11 @@ class Reader(Proposer):
 def ages(context):
     return MADE.setdefault("ages", Ages(context.state.inputs))
 
-def reader(context):
-    return MADE.setdefault("reader", Reader(context.inputs, CAPTURABLE))
 
 MADE = {}
 CAPTURABLE = True
 """
+ASKED = {"method": "reader", "num_speculative_tokens": 2}
 PROMPTS = [[5, 9, 200, 7, 3], [44, 8, 100]]
 
 
@@ -89,9 +92,9 @@ def test_a_proposer_sees_what_features_bring_and_lines_of_its_own(
     module: Any, monkeypatch: pytest.MonkeyPatch, is_capturable: bool
 ) -> None:
     """Where it is captured with the step, and where it follows it; in steps with the feature's part and without."""
-    monkeypatch.setitem(PROPOSERS._table, "reader", "aged_features:reader")
+    monkeypatch.setitem(PROPOSERS._table, "reader", "aged_features:Reader")
     module.CAPTURABLE = is_capturable
-    driver = Driver(str(tiny_model("llama")), num_blocks=16)
+    driver = Driver(str(tiny_model("llama")), num_blocks=16, speculative_config=ASKED)
     proposer = module.MADE["reader"]
 
     def seen(index: int) -> list[dict[str, Any]]:
@@ -112,8 +115,8 @@ def test_a_proposer_sees_what_features_bring_and_lines_of_its_own(
 
 def test_a_step_that_is_all_padding_may_look_for_newest_tokens(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is captured: before the first request, when row 0 has had none either."""
-    monkeypatch.setitem(PROPOSERS._table, "reader", "aged_features:reader")
-    driver = Driver(str(tiny_model("llama")), num_blocks=16)
+    monkeypatch.setitem(PROPOSERS._table, "reader", "aged_features:Reader")
+    driver = Driver(str(tiny_model("llama")), num_blocks=16, speculative_config=ASKED)
     step = decode_statically(driver.worker, [4])
     module.MADE["reader"].seen.clear()
     with torch.inference_mode():

@@ -15,7 +15,8 @@ from app.records.worker_info import WorkerInfo
 from app.worker.worker import Worker
 from tests.worker.worker_driver import decode_statically
 
-NAME, ENTRY = "prophet", "prophet_proposer:create"
+NAME, ENTRY = "prophet", "prophet_proposer:Prophet"
+ASKED = {"method": NAME, "num_speculative_tokens": 3}
 FILE = '''
 """Knows what each request will say, but lies at every fifth position."""
 
@@ -34,6 +35,10 @@ class Prophet(Proposer):
         self.answers = json.loads(Path(__file__).with_name("answers.json").read_text())
         self.by_row = {}
 
+    @classmethod
+    def create(cls, context):
+        return cls()
+
     def enter(self, row, request):
         prompt = request.token_ids[: request.num_prompt_tokens].tolist()
         self.by_row[row] = prompt + self.answers.get(f"{request.spec.choice_index} {prompt}", [])
@@ -46,9 +51,6 @@ class Prophet(Proposer):
         positions, said = range(known, known + self.num_draft_tokens), self.by_row[row]
         return [said[p] if p < len(said) and p % 5 else 3 for p in positions]
 
-
-def create(context):
-    return Prophet()
 '''
 
 

@@ -16,7 +16,7 @@ from app.offline.llm import LLM
 from app.records.sampling_params import SamplingParams
 from tests.structured.test_in_engine import GRAMMARS, OPTIONS, TOKENIZER, params
 from tests.tiny_models import tiny_model
-from tests.worker.spec_decode.prophet import ENTRY, NAME, key_of, model_with_prophet
+from tests.worker.spec_decode.prophet import ASKED, ENTRY, NAME, key_of, model_with_prophet
 from tests.worker.worker_driver import decode_statically
 
 NAMES = ["json-flat", "regex-words", "choice-2", "grammar-sql", "json-enum", "json-date-uuid"]
@@ -33,9 +33,11 @@ def wishes() -> list[SamplingParams]:
     return made
 
 
-def generate(model: Path, *, static: bool = False) -> tuple[dict[str, list[int]], list[Any], int]:
+def generate(
+    model: Path, *, static: bool = False, **options: Any
+) -> tuple[dict[str, list[int]], list[Any], int]:
     """Answers by what the prophet looks them up with; texts, ends and logprobs; how many steps it took."""
-    with LLM(str(model), tokenizer=TOKENIZER, **{**OPTIONS, **SIZES}) as llm:
+    with LLM(str(model), tokenizer=TOKENIZER, **{**OPTIONS, **SIZES, **options}) as llm:
         if static:
             decode_statically(llm._core.executor._worker, [1, 2, 4, 8])  # type: ignore[attr-defined]
         asked = wishes()
@@ -55,7 +57,9 @@ def test_tokens_are_those_without_drafts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(tmp_path / "model"))
     monkeypatch.setitem(PROPOSERS._table, NAME, ENTRY)
     monkeypatch.delitem(sys.modules, "prophet_proposer", raising=False)
-    again, also_told, fewer = generate(model_with_prophet(model, tmp_path, answers), static=static)
+    again, also_told, fewer = generate(
+        model_with_prophet(model, tmp_path, answers), static=static, speculative_config=ASKED
+    )
     assert again == answers
     assert also_told == told
     assert fewer < 0.75 * num_steps

@@ -30,7 +30,7 @@ from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
-from tests.worker.spec_decode.prophet import ENTRY, NAME, ProphetWorker, UnevenWorker, key_of, model_with_prophet
+from tests.worker.spec_decode.prophet import ASKED, ENTRY, NAME, ProphetWorker, UnevenWorker, key_of, model_with_prophet
 from tests.worker.worker_driver import decode_statically
 
 WORKER = f"{ProphetWorker.__module__}:{ProphetWorker.__name__}"
@@ -125,10 +125,14 @@ def answers_of(results: Results) -> dict[str, list[int]]:
     return {key_of(n, prompt): results.tokens[f"{n}"] for n, prompt in enumerate(prompts())}
 
 
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROPOSERS._table, NAME, ENTRY)
+
+
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "model"))
-    monkeypatch.setitem(PROPOSERS._table, NAME, ENTRY)
     monkeypatch.delitem(sys.modules, "prophet_proposer", raising=False)
 
 
@@ -137,7 +141,7 @@ def test_greedy_tokens_are_those_of_transformers(directory: Path, tmp_path: Path
     model = hf_model(directory)
     truth = [hf_greedy(model, prompt, MAX_TOKENS) for prompt in prompts()]
     answers = {key_of(n, prompt): truth[n] for n, prompt in enumerate(prompts())}
-    config = make_config(model_with_prophet(directory, tmp_path, answers))
+    config = make_config(model_with_prophet(directory, tmp_path, answers), speculative_config=ASKED)
     core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
     assert core.start().num_draft_tokens == 3
     params = SamplingParams(temperature=0.0, seed=1, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -154,7 +158,7 @@ def test_every_wish_is_met_in_fewer_steps(
     """The same tokens, logprobs and ends as token by token."""
     expected, num_steps = plain
     model = model_with_prophet(directory, tmp_path, answers_of(expected))
-    config = make_config(model, max_inflight_steps=max_inflight_steps)
+    config = make_config(model, max_inflight_steps=max_inflight_steps, speculative_config=ASKED)
     results, fewer = generate(config, InProcessExecutor(config), WISHES)
     assert_same(results, expected)
     assert fewer < 0.75 * num_steps
@@ -178,7 +182,7 @@ def test_stages_of_a_pipeline_agree_on_what_was_accepted(
     """All of them: the first embeds drafts that the last one proposed, one in the midst needs the counts alone."""
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
-    config = make_config(model, executor="local_processes", **sizes)
+    config = make_config(model, executor="local_processes", speculative_config=ASKED, **sizes)
     results, _ = generate(config, ForkedExecutor(config, WORKER), WISHES)
     assert_same(results, plain[0])
 
@@ -189,7 +193,7 @@ def test_each_stage_decides_how_it_runs_a_step(
 ) -> None:
     """One may have captured a step that another has not: what they send each other is the same."""
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
-    config = make_config(model, executor="local_processes", pipeline_parallel_size=pp)
+    config = make_config(model, executor="local_processes", pipeline_parallel_size=pp, speculative_config=ASKED)
     results, _ = generate(config, ForkedExecutor(config, UNEVEN), WISHES)
     assert_same(results, plain[0])
 
@@ -201,7 +205,7 @@ def test_over_both_transports(
 ) -> None:
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
     options: dict[str, Any] = {"executor": "ray_workers", "step_transport": transport}
-    config = make_config(model, **options)
+    config = make_config(model, speculative_config=ASKED, **options)
     results, fewer = generate(config, RayWorkersExecutor(config, WORKER), WISHES)
     assert_same(results, plain[0])
     assert fewer < 0.75 * plain[1]
@@ -219,12 +223,11 @@ def test_static_steps_verify_drafts_too(
     """As a GPU's graphs run them: steps of 1 + 3 places a row, of which rows fill some; drafts within the step, and
     after it where the proposer works on the host."""
     if kind == "ngram":
-        monkeypatch.delitem(PROPOSERS._table, NAME)
         wanted = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
         config = make_config(directory, max_inflight_steps=2, speculative_config=wanted)
     else:
         model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
-        config = make_config(model, max_inflight_steps=2)
+        config = make_config(model, max_inflight_steps=2, speculative_config=ASKED)
     executor, ran = InProcessExecutor(config), []
     start = Worker.start
 
@@ -248,7 +251,7 @@ def test_a_step_with_few_drafts_is_not_made_of_empty_places(
 ) -> None:
     """All rows of a static step have places for drafts: with many of them empty, an ordinary step does less."""
     monkeypatch.setattr("app.worker.model_runner.MOST_EMPTY", 4)
-    config = make_config(model_with_prophet(directory, tmp_path, answers_of(plain[0])))
+    config = make_config(model_with_prophet(directory, tmp_path, answers_of(plain[0])), speculative_config=ASKED)
     executor, empty, ordinary = InProcessExecutor(config), [], []
     start, run_all = Worker.start, ModelRunner._run
 
