@@ -44,6 +44,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.layers",),
         ("app.models",),
         ("app.models.families",),
+        ("app.models.drafters",),
         ("app.loading",),
         ("app.worker.rows", "app.worker.attention"),
         ("app.worker.logits_processors", "app.worker.pooling", "app.worker.spec_decode"),

@@ -141,9 +141,9 @@ class EngineConfig(Frozen):
 
     speculative_config: SpeculativeConfig | None = Field(
         None,
-        description="Speculative decoding, off when not given, with the keys of vLLM: a `method` (ngram) that proposes "
-        "`num_speculative_tokens`, which are kept where they are right; `prompt_lookup_max`, `prompt_lookup_min`. The "
-        "tokens of an answer are the same with and without.",
+        description="Speculative decoding, off when not given, with the keys of vLLM: a `method` that proposes "
+        "`num_speculative_tokens`, which are kept where they are right; `model`, the drafter's checkpoint. The tokens "
+        "of an answer are the same with and without.",
     )
 
     enable_lora: bool = Field(False, description="Serve low-rank adapters (LoRA) of the model beside it.")
@@ -262,6 +262,13 @@ class EngineConfig(Frozen):
     def _check(self) -> EngineConfig:
         if self.kv_host_memory_bytes and not self.enable_prefix_caching:
             raise ValueError("kv_host_memory_bytes keeps cached prefixes, but enable_prefix_caching is off")
+        drafter = self.speculative_config
+        draft_size = None if drafter is None else drafter.draft_tensor_parallel_size
+        if draft_size not in (None, 1, self.tensor_parallel_size):
+            raise ValueError(
+                f"speculative_config: draft_tensor_parallel_size={draft_size}: 1, or tensor_parallel_size="
+                f"{self.tensor_parallel_size}"
+            )
         if self.executor in OWN_PROCESS and self.world_size > 1:
             raise ValueError(
                 f"executor={self.executor} runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "

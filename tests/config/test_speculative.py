@@ -38,6 +38,11 @@ def test_the_name_of_the_one_on_the_device_means_the_same() -> None:
     assert SpeculativeConfig.model_validate({**NGRAM, "method": "ngram_gpu"}).method == "ngram"
 
 
+@pytest.mark.parametrize("name", ["deepseek_mtp", "glm4_moe_mtp"])
+def test_names_of_a_familys_layers_mean_the_same(name: str) -> None:
+    assert SpeculativeConfig.model_validate({"method": name, "num_speculative_tokens": 1}).method == "mtp"
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_methods_of_vllm_that_are_not_there_are_named(method: str) -> None:
     assert method not in PROPOSERS
@@ -64,6 +69,11 @@ def test_keys_of_vllm_that_are_not_there_are_named(key: str) -> None:
         ({"method": None}, ("method",), "Field required"),
         ({"prompt_lookup_min": 0}, ("prompt_lookup_min",), "greater than or equal to 1"),
         ({"prompt_lookup_max": 65, "prompt_lookup_min": 1}, ("prompt_lookup_max",), "less than or equal to 64"),
+        ({"method": "eagle3"}, (), "model: method=eagle3 needs the drafter's checkpoint"),
+        ({"model": "any"}, (), "model: method=ngram has no checkpoint of its own"),
+        ({"method": "mtp", "quantization": "fp8"}, (), "quantization: method=mtp has no checkpoint of its own"),
+        ({"method": "eagle", "model": "any", "quantization": "fp9"}, ("quantization",), "unknown quantization 'fp9'"),
+        ({"draft_tensor_parallel_size": 0}, ("draft_tensor_parallel_size",), "greater than or equal to 1"),
         ({"prompt_lookup_max": 2, "prompt_lookup_min": 3}, (), "prompt_lookup_min: 3 is more than"),
     ],
 )
@@ -71,3 +81,10 @@ def test_what_is_wrong_is_named(given: dict[str, Any], place: tuple[str, ...], s
     with pytest.raises(ValidationError, match=said) as caught:
         SpeculativeConfig.model_validate({**NGRAM, **given})
     assert place in {error["loc"] for error in caught.value.errors()}
+
+
+def test_a_drafter_is_whole_or_split_as_its_target() -> None:
+    asked = {"method": "eagle3", "model": "any", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 2}
+    EngineConfig(tensor_parallel_size=2, executor="local_processes", speculative_config=asked)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="draft_tensor_parallel_size=2: 1, or tensor_parallel_size=1"):
+        EngineConfig(speculative_config=asked)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_every_group_has_one() -> None:
     groups = {
         *("models", "pooling_models", "model_configs", "quantizations", "attention_backends", "logits_processors"),
         *("routing_policies", "tool_parsers", "tool_parser_marks", "reasoning_parsers", "reasoning_parser_marks"),
-        *("stat_loggers", "kv_connectors", "executors"),
+        *("stat_loggers", "kv_connectors", "executors", "proposers"),
     }
     assert {plugin.group for plugin in all_installed() if plugin.package == "manta-example"} == groups
 
@@ -185,6 +185,12 @@ def test_a_logits_processor_edits_as_one_of_transformers_would() -> None:
     assert any(a == b for a, b in itertools.pairwise(plain))
     with pytest.raises(ConfigError, match="'example_no_echo' is named twice"):
         _greedy(folder, logits_processors=["example_no_echo"] * 2)
+
+
+def test_a_proposer_changes_no_token() -> None:
+    model = tiny_model("llama", **VOCAB)
+    drafting = {"method": "example_loop", "num_speculative_tokens": 3}
+    assert _greedy(model, speculative_config=drafting) == hf_greedy(hf_model(model), PROMPT, 12)
 
 
 def test_a_grammar_outlasts_a_logits_processor() -> None:

@@ -23,6 +23,7 @@ from tests.engine.core_driver import KEY, run
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.drafters import Drafts
+from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
 from tests.worker.worker_driver import decode_statically
 
 COUNT, MAX_TOKENS = 4, 14
@@ -143,3 +144,12 @@ def test_drafts_of_a_language_model(directory: Path, target: PreTrainedModel, st
     answers, spy = run_greedy(config_of(directory, drafting), static=static)
     assert answers == [hf_greedy(target, prompt, MAX_TOKENS) for prompt in prompts()]
     assert_drafts(spy, drafters.draft_model(hf_model(draft)), COUNT)
+
+
+@pytest.mark.parametrize(("family", "static"), [("deepseek_v3", True), ("glm4_moe", False)])
+def test_a_layer_behind_the_last_drafts(tmp_path: Path, family: str, static: bool) -> None:
+    """Latent attention, or heads of which half turn; experts in both."""
+    model, alone, reference = with_layer_behind(family, tmp_path)
+    answers, spy = run_greedy(config_of(model, {"method": "mtp", "num_speculative_tokens": COUNT}), static=static)
+    assert answers == [hf_greedy(alone, prompt, MAX_TOKENS) for prompt in prompts()]
+    assert_drafts(spy, reference, COUNT)

@@ -33,9 +33,7 @@ def wishes() -> list[SamplingParams]:
     return made
 
 
-def generate(
-    model: Path, *, static: bool = False, **options: Any
-) -> tuple[dict[str, list[int]], list[Any], int]:
+def generate(model: Path, *, static: bool = False, **options: Any) -> tuple[dict[str, list[int]], list[Any], int]:
     """Answers by what the prophet looks them up with; texts, ends and logprobs; how many steps it took."""
     with LLM(str(model), tokenizer=TOKENIZER, **{**OPTIONS, **SIZES, **options}) as llm:
         if static:

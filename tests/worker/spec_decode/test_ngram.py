@@ -16,6 +16,7 @@ from app.kernels.rows import RowColumns
 from app.offline.llm import LLM
 from app.records.sampling_params import SamplingParams
 from app.worker.spec_decode import create_proposer
+from app.worker.spec_decode.base import ProposerContext
 from app.worker.spec_decode.ngram import NgramProposer
 from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.tiny_models import tiny_model
@@ -84,8 +85,8 @@ def test_a_lookup_longer_than_the_context_is_cut() -> None:
     config = make_config(
         Path("any"), speculative_config={"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 64}
     )
-    context: Any = SimpleNamespace(config=config, build=SimpleNamespace(max_model_len=8))
-    proposer = create_proposer(context)
+    any_: Any = SimpleNamespace(max_model_len=8)
+    proposer = create_proposer(ProposerContext(config, any_, any_, any_, any_, is_last=True))
     assert isinstance(proposer, NgramProposer)
     assert propose(proposer, columns_of(np.zeros((1, 10), int), [10]), [0]) == [[0, 0]]
 
