@@ -55,9 +55,7 @@ class Attention(KVAttentionLayer):
         super().__init__()
         s = settings
         width = s.input_size or s.hidden_size
-        self.qkv_proj = QKVLinear(
-            ctx, width, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias, s.gates_output
-        )
+        self.qkv_proj = QKVLinear(ctx, width, s.head_dim, s.num_heads, s.num_kv_heads, s.qkv_bias, s.gates_output)
         self.o_proj = RowLinear(ctx, s.num_heads * s.head_dim, s.hidden_size, s.output_bias)
         self.num_heads, self.num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         self.first_kv_head, self.whole_kv_heads = self.qkv_proj.first_kv_head, s.num_kv_heads
