@@ -1,0 +1,96 @@
+"""A drafter that does not fit its target is refused, with both numbers; what nobody reads of a checkpoint, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.distributed.parallel_groups import ParallelGroups
+from app.errors import CheckpointError, ConfigError, MantaError, UnsupportedError
+from app.layers.context import BuildContext
+from app.models.base import EngineModel
+from app.models.drafters.base import Target
+from app.models.drafters.eagle import EagleDrafter
+from app.models.drafters.eagle3 import Eagle3Drafter, layers_read
+from app.models.drafters.medusa import MedusaDrafter
+from app.models.drafters.mlp_speculator import MLPSpeculator
+from app.models.drafters.mtp import MtpDrafter
+from app.worker.attention.backend import select_attention
+from tests.worker.spec_decode.drafters import CONFIG, SIZE, VOCAB
+
+CPU = torch.device("cpu")
+CONTEXT = BuildContext(torch.float32, CPU, 64, select_attention("torch", CPU)[0], ParallelGroups())
+ANY: Any = SimpleNamespace()
+LLAMA = {"num_hidden_layers": 8, "hidden_size": SIZE, "vocab_size": VOCAB, "architectures": ["LlamaForCausalLM"]}
+TARGET = Target(ANY, ModelInfo(Path("target"), LLAMA, {}))
+HEADS = [f"{head}.0.linear.weight" for head in range(3)] + [f"{head}.1.weight" for head in range(3)]
+
+
+def info(**changes: Any) -> ModelInfo:
+    return ModelInfo(Path("drafter"), {**CONFIG, **changes}, {})
+
+
+def eagle3(**changes: Any) -> EngineModel:
+    return Eagle3Drafter(CONTEXT, info(**changes), TARGET, has_embedding=True)
+
+
+def eagle(**changes: Any) -> EngineModel:
+    return EagleDrafter(CONTEXT, info(**changes), TARGET, has_embedding=True, has_bias=True)
+
+
+def medusa(num_tokens: int = 3, **config: Any) -> EngineModel:
+    return MedusaDrafter(CONTEXT, ModelInfo(Path("d"), config, {}), TARGET, names=HEADS, num_tokens=num_tokens)
+
+
+def speculator(num_tokens: int = 3, **config: Any) -> EngineModel:
+    return MLPSpeculator(CONTEXT, ModelInfo(Path("d"), config, {}), TARGET, num_tokens=num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: eagle3(vocab_size=330), "vocab_size is 330 of the drafter, 331 of the target"),
+        (lambda: eagle3(target_hidden_size=80), "what it reads is 80 of the drafter, 64 of the target"),
+        (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "reads the layers [2, 4, 9], the target has 8"),
+        (lambda: eagle(hidden_size=128, num_attention_heads=4), "hidden_size is 128 of the drafter, 64 of the target"),
+        (lambda: eagle(vocab_size=400), "vocab_size is 400 of the drafter, 331 of the target"),
+        (lambda: medusa(4), "at most its number of heads is 3 of the drafter, 4 of the target"),
+        (lambda: medusa(hidden_size=32), "hidden_size is 32 of the drafter, 64 of the target"),
+        (lambda: speculator(5, n_predict=4), "at most its n_predict is 4 of the drafter, 5 of the target"),
+        (lambda: speculator(emb_dim=32), "emb_dim, the hidden size that it reads is 32 of the drafter, 64"),
+        (lambda: speculator(vocab_size=7), "vocab_size is 7 of the drafter, 331 of the target"),
+    ],
+)
+def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught, torch.device("meta"):
+        make()
+    assert caught.value.param == "speculative_config"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: eagle3(num_hidden_layers=2), UnsupportedError, "an EAGLE-3 drafter of 2 layers"),
+        (lambda: eagle(num_hidden_layers=2), UnsupportedError, "an EAGLE drafter of 2 layers"),
+        (lambda: eagle3(norm_before_fc=True), UnsupportedError, "norm_before_fc of the drafter's config.json"),
+        (lambda: eagle3(eagle_aux_hidden_state_layer_ids="all"), CheckpointError, "'all', no list of layers"),
+        (lambda: speculator(n_predict=100), CheckpointError, "n_predict"),
+        (lambda: MtpDrafter(CONTEXT, TARGET.info, TARGET), ConfigError, "method=mtp: the model (LlamaForCausalLM"),
+        (lambda: Target(ANY, TARGET.info).embedding, UnsupportedError, "the drafter's checkpoint has no embed_tokens"),
+    ],
+)
+def test_what_nobody_reads_is_named(make: Callable[[], object], error: type[MantaError], said: str) -> None:
+    with pytest.raises(error, match=re.escape(said)), torch.device("meta"):
+        make()
+
+
+def test_layers_that_are_read() -> None:
+    assert layers_read({}, 32) == (2, 16, 29)
+    assert layers_read({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 8]}}, 8) == (1, 8)
