@@ -40,7 +40,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """Name of its line in the table."""
         drafter = "eagle3" if self.eagle else "replay"
         return f"{drafter} k={self.drafts}" + ("" if self.tau is None else f" tau={self.tau}")
 
@@ -126,7 +126,9 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """All cases; each row is printed as it comes."""
     figures: dict[str, Any] = {"shape": args.shape, "plain": {}}
+    began = time.monotonic()
     with make_llm(args.shape, **options_of(args)) as llm:
+        print(f"{time.monotonic() - began:.0f} s to start", *llm.worker_info.notes, sep="\n", flush=True)
         for count in args.rows:
             row, said = measure(llm, args.shape, count, args.tokens)
             prompts = prompts_of(args.shape, count)

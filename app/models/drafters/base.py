@@ -52,7 +52,7 @@ class TokenIds(Weight):
 
     @classmethod
     def of(cls, count: int) -> Weight:
-        """For so many."""
+        """So many of them, to be loaded."""
         return Weight(torch.empty(count, dtype=torch.int64), WeightSpec(_load_ids, dummy=0.0))
 
 

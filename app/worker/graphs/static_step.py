@@ -189,6 +189,8 @@ class StaticStep:
         if self._drafting is None:
             self._state.flat_token_ids.index_copy_(0, made.targets, sampled.int())
             return
+        # Before its kernels run (compile ahead) they may be anything, and proposers look things up by token ids.
+        sampled = sampled.clamp(0, self._forward.vocab_size - 1)
         rows = inputs["rows"].long()
         places = None if each == 1 else self.places(key, inputs["counts"])
         num_new = self._drafting.keep(rows, places, made.targets, sampled)

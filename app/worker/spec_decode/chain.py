@@ -18,7 +18,7 @@ from app.layers.attention_layer import AttentionLayer
 from app.models.drafters.base import Drafter, shifted
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.draws import DraftSampler, valid
+from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.passes import DraftPasses
 from app.worker.spec_decode.weights import own_group
 
@@ -68,7 +68,7 @@ class ChainProposer(Proposer):
         """See Proposer."""
         drafter, step = self._drafter, proposal.view.tensors
         assert drafter is not None, "only the last stage proposes"
-        following = valid(proposal.columns.flat_token_ids[step.targets], drafter.target.info.vocab_size)
+        following = proposal.columns.flat_token_ids[step.targets]
         features = drafter.advance(following, drafter.start(proposal.hidden), proposal.ctx)
         if not len(proposal.rows):
             return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=features.device)

@@ -26,7 +26,7 @@ from app.models.implementation import causal_model, runs_natively
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
 from app.worker.spec_decode.chain import agreed
-from app.worker.spec_decode.draws import DraftSampler, valid
+from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.passes import DraftPasses, slots_of, tables_of
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
 
@@ -68,7 +68,7 @@ class DraftModelProposer(Proposer):
         model = self._model
         assert model is not None, "only the last stage proposes"
         token_ids, ctx = with_newest(proposal)
-        hidden = model(valid(token_ids, self._vocab_size), ctx)
+        hidden = model(token_ids, ctx)
         if not len(proposal.rows):
             return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=hidden.device)
         newest = proposal.ends + 1 + row_of_end(proposal)

@@ -57,7 +57,7 @@ class DraftSampler:
         temperature, top_k, top_p, min_p, keys = (params[name] for name in NAMES)
         spread = self._spread(logits)
         drawn = self._sample_tokens(spread, temperature, top_k, top_p, min_p, keys, positions)[0]
-        return valid(drawn, self._vocab_size)
+        return drawn.clamp(0, self._vocab_size - 1)  # before its kernels run (compile ahead) they may be anything
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, Vd] -> [N, V] by the target's ids."""
@@ -65,8 +65,3 @@ class DraftSampler:
             return logits[:, : self._vocab_size].contiguous()
         whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
         return whole.index_copy_(1, self._token_ids, logits)
-
-
-def valid(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Token ids that an embedding may be asked for: in a start whose kernels do not run yet they may be anything."""
-    return token_ids.clamp(0, vocab_size - 1)

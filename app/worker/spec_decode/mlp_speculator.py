@@ -11,7 +11,7 @@ from app.loading.loader import load_drafter
 from app.models.drafters.mlp_speculator import MLPSpeculator
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
 from app.worker.spec_decode.chain import agreed
-from app.worker.spec_decode.draws import DraftSampler, valid
+from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
 
 
@@ -23,8 +23,7 @@ class MLPSpeculatorProposer(Proposer):
     def __init__(self, num_draft_tokens: int, drafter: MLPSpeculator | None, context: ProposerContext) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._drafter, self._group = drafter, own_group(context)
-        self._vocab_size = context.info.vocab_size
-        self._sampler = DraftSampler(context.inputs, context.build.device, self._vocab_size)
+        self._sampler = DraftSampler(context.inputs, context.build.device, context.info.vocab_size)
 
     @classmethod
     def create(cls, context: ProposerContext) -> Self:
@@ -40,8 +39,7 @@ class MLPSpeculatorProposer(Proposer):
         drafter, columns = self._drafter, proposal.columns
         assert drafter is not None, "only the last stage proposes"
         draw, known = self._sampler.of(proposal), columns.num_tokens[proposal.rows].long()
-        newest = columns.flat_token_ids[proposal.rows * columns.width + known - 1]
-        tokens = [valid(newest, self._vocab_size).long()]
+        tokens = [columns.flat_token_ids[proposal.rows * columns.width + known - 1].long()]
         state = drafter.start(proposal.hidden.last[proposal.ends])
         for number in range(self.num_draft_tokens):
             state = drafter.advance(state, tokens[-1], number)

@@ -20,7 +20,6 @@ from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
-from app.engine.executor.ray_workers import RayWorkersExecutor
 from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -203,6 +202,8 @@ def test_each_stage_decides_how_it_runs_a_step(
 def test_over_both_transports(
     directory: Path, tmp_path: Path, plain: tuple[WholeLogprobs, int], transport: str
 ) -> None:
+    from app.engine.executor.ray_workers import RayWorkersExecutor  # not on every GPU machine
+
     model = model_with_prophet(directory, tmp_path, answers_of(plain[0]))
     options: dict[str, Any] = {"executor": "ray_workers", "step_transport": transport}
     config = make_config(model, speculative_config=ASKED, **options)

@@ -14,7 +14,7 @@ from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate
 
 pytestmark = pytest.mark.gpu
-METHODS = ("ngram", "draft_model", "eagle3", "eagle", "medusa", "mlp")
+METHODS = ("eagle3", "draft_model", "ngram", "eagle", "medusa", "mlp")
 
 
 def config_of(model: Path, speculation: dict[str, Any] | None) -> EngineConfig:
