@@ -25,7 +25,7 @@ from app.worker.spec_decode.base import ProposerContext
 
 @dataclass(slots=True, frozen=True)
 class DrafterSource:
-    """Where a drafter's weights are, and how it is to be built on this rank."""
+    """Holds a drafter's description, and what its model is built with on this rank."""
 
     info: ModelInfo
     build: BuildContext
@@ -61,7 +61,7 @@ class DrafterSource:
 
 
 def form_of(info: ModelInfo, load_format: str) -> LoadFormat:
-    """How a drafter's files are read."""
+    """Returns what reads a drafter's files."""
     if load_format == "auto" and has_medusa_file(info.directory):
         return MedusaFile()
     return format_named(info, load_format)
