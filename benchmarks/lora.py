@@ -23,7 +23,7 @@ from app import LLM, LoRARequest, SamplingParams
 from benchmarks.offline import arguments, make_llm, random_prompt, write
 from benchmarks.shapes import SHAPES
 
-NUM_ADAPTERS, CONTEXT, STEPS, TRIES = 8, 512, 48, 3
+NUM_ADAPTERS, CONTEXT, STEPS, TRIES = 8, 512, 40, 3
 
 
 def layer_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -36,10 +36,9 @@ def layer_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {**own, "mlp.gate_proj": (size, inner), "mlp.up_proj": (size, inner), "mlp.down_proj": (inner, size)}
 
 
-def write_adapter(directory: Path, shape: dict[str, Any], rank: int, seed: int) -> Path:
+def write_adapter(directory: Path, shape: dict[str, Any], rank: int) -> Path:
     """A random adapter as PEFT writes one."""
     directory.mkdir(parents=True)
-    torch.manual_seed(seed)
     tensors = {}
     for layer in range(shape["num_hidden_layers"]):
         for name, (inputs, outputs) in layer_sizes(shape).items():
@@ -48,6 +47,16 @@ def write_adapter(directory: Path, shape: dict[str, Any], rank: int, seed: int) 
             tensors[f"{prefix}B.weight"] = torch.randn(outputs, rank, dtype=torch.bfloat16) * 0.02
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def _twin(first: Path, number: int, rank: int) -> Path:
+    """Another adapter of the same matrices, whose products have another factor."""
+    directory = first.parent / str(number)
+    directory.mkdir()
+    (directory / "adapter_model.safetensors").symlink_to(first / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank + number}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
@@ -112,7 +121,8 @@ def main() -> None:
     for rank in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             shape = SHAPES[args.shape]
-            paths = [write_adapter(Path(folder) / str(i), shape, rank, i) for i in range(NUM_ADAPTERS)]
+            first = write_adapter(Path(folder) / "0", shape, rank)
+            paths = [first, *(_twin(first, i, rank) for i in range(1, NUM_ADAPTERS))]
             adapters = [LoRARequest(path.name, 1, str(path)) for path in paths]
             with make_llm(args.shape, enable_lora=True, max_loras=8, max_lora_rank=rank, **options) as llm:
                 figures[str(rank)] = _of_rank(Bench(llm, args.shape, adapters), rank)

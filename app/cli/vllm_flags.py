@@ -5,6 +5,8 @@ Names are those of vLLM 0.26 and later; flags that mean the same under the same 
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -77,7 +79,25 @@ def _served_names(values: list[str]) -> list[str]:
     return ["--name", values[0], *_each("--aliases", values[1:])]
 
 
+def _adapters(values: list[str]) -> list[str]:
+    """`name=path`, or an object with both."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, _, path = value.partition("=")
+        if value.startswith("{"):
+            try:
+                given = json.loads(value)
+                name, path = str(given["name"]), str(given["path"])
+            except (ValueError, LookupError, TypeError):
+                path = ""
+        if not name or not path:
+            return ["--adapters", value]  # whose own error names it
+        found[name] = os.path.abspath(path)
+    return ["--adapters", json.dumps(found, separators=(",", ":"))]
+
+
 TRANSLATED: Mapping[str, Translated] = {
+    "--lora-modules": Translated(_adapters, many=True),
     "--served-model-name": Translated(_served_names, many=True),
     "--cudagraph-capture-sizes": Translated(lambda values: _each("--cuda-graph-sizes", values), many=True),
     "--kv-offloading-size": Translated(_gibibytes),
@@ -149,13 +169,17 @@ ACCEPTED: Mapping[str, Accepted] = {
     "--safetensors-load-strategy": Accepted("how files are read is no option", True),
     "--disable-access-log-for-endpoints": Accepted("health and metrics are not in the access log", True),
     "--kv-offloading-backend": Accepted("--kv-connector names it", True, ("native",)),
+    "--max-cpu-loras": Accepted("all adapters that are loaded lie in host memory", True),
+    "--lora-dtype": Accepted("adapters have the model's type", True, ("auto",)),
+    "--fully-sharded-loras": Accepted("ranks hold of an adapter what they hold of the layer"),
+    "--specialize-active-lora": Accepted("steps of any adapters are replayed from the same graphs"),
     "--jit-monitor-mode": Accepted("kernels are compiled at the start", True),
     "--uvicorn-log-level": Accepted("the server's own lines are warnings and errors", True, ("warning", "error")),
 }
 
 _NODES = "nodes are Ray's: start Ray on each, then `manta serve` once (docs/deploying.md)"
 _REPLICAS = "--num-replicas N gives replicas behind one router; nothing else of data parallelism is wanted"
-_LORA = "adapters are not there yet: merge them into the weights (docs/not_there_yet.md)"
+_LORA = "adapters are for the linear layers of language models, and each says itself for which (docs/adapters.md)"
 _DRAFTS = "give it as a key of --speculative-config (docs/speculation.md)"
 _MEDIA = "pictures, sound and video are not there yet (docs/not_there_yet.md)"
 _STATES = "models with recurrent states are not there yet (docs/not_there_yet.md)"
@@ -191,8 +215,7 @@ INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("--lora-modules", "--max-cpu-loras", "--lora-dtype"),
-            *("--lora-target-modules", "--fully-sharded-loras", "--default-mm-loras", "--specialize-active-lora"),
+            *("--lora-target-modules", "--default-mm-loras"),
             *("--enable-mixed-moe-lora-format", "--enable-moe-shared-loras", "--enable-tower-connector-lora"),
         ),
         _LORA,

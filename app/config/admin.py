@@ -24,6 +24,12 @@ class AdminConfig(Frozen):
         "(MANTA_ADMIN_KEYS, MANTA_ADMIN_KEYS_FILE) may name further ones. Without any it does not start.",
     )
 
+    adapter_roots: tuple[str, ...] = Field(
+        (),
+        description="Directories that adapters may be loaded from by /v1/load_lora_adapter, links followed. When not "
+        "given, none may.",
+    )
+
     transfer_idle_s: float = Field(
         300.0,
         gt=0,

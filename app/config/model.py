@@ -16,12 +16,21 @@ from app.config.slo import SloConfig
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
 
+AdapterName = Annotated[str, Field(min_length=1, max_length=256)]
+AdapterPath = Annotated[str, Field(pattern="^/", max_length=4096)]
+
 
 class ModelConfig(Frozen):
     """One served model: its name on the wire, its engine, its replicas."""
 
     name: str = Field(min_length=1, description="Name in `model` of a request.")
     aliases: tuple[str, ...] = Field((), description="Further names for the same model.")
+    adapters: dict[AdapterName, AdapterPath] = Field(
+        {},
+        description="Low-rank adapters (engine.enable_lora) by the name that requests give as `model`, each the "
+        "absolute path of a directory as PEFT writes it, on every node.",
+        max_length=1024,
+    )
     engine: EngineConfig = EngineConfig()
     num_replicas: int = Field(1, ge=1, description="Engine replicas, where their number stays the same.")
     autoscaling: AutoscalingConfig | None = Field(
@@ -100,6 +109,12 @@ class ModelConfig(Frozen):
             raise ValueError(
                 "num_replicas: autoscaling chooses it; for the start there is autoscaling.initial_replicas"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> ModelConfig:
+        if self.adapters and not self.engine.enable_lora:
+            raise ValueError("adapters: engine.enable_lora is off")
         return self
 
     @field_validator("gpus_per_worker")

@@ -139,7 +139,7 @@ ROUTERS = {
 }
 DTYPES = {"half": "float16", "float": "float32"}
 GIB = 1 << 30
-NO_LORA = "there are no LoRA adapters yet: merge them into the weights"
+NO_LORA = "name each adapter and its directory in `adapters` of the model (docs/adapters.md)"
 
 LLM_CONFIG: dict[str, Rule] = {
     "model_loading_config.model_id": to("model", "name"),
@@ -178,6 +178,7 @@ ENGINE_KWARGS: dict[str, Rule] = {
         for name in (
             *("max_model_len", "block_size", "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "seed"),
             *("max_num_batched_tokens", "scheduling_policy", "tensor_parallel_size", "pipeline_parallel_size"),
+            *("enable_lora", "max_loras", "max_lora_rank"),
             *("tokenizer", "kv_cache_dtype", "runner", "revision", "download_dir", "enable_expert_parallel"),
         )
     },
@@ -206,7 +207,6 @@ ENGINE_KWARGS: dict[str, Rule] = {
     "distributed_executor_backend": always("ray", "mp"),
     "disable_log_stats": always(False, True),
     "disable_log_requests": always(True, False),
-    "enable_lora": lambda value, converted: NO_LORA if value else None,
 }
 SERVING_ARGS: dict[str, Rule] = {
     "ingress_deployment_config.num_replicas": to("ingress", "num_replicas"),

@@ -16,6 +16,7 @@ from typing import Any
 from app.checkpoints.model_info import ModelInfo, tokenizer_directory
 from app.checkpoints.model_revision import model_revision
 from app.config.engine import EngineConfig
+from app.engine.adapter_book import AdapterBook
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
@@ -73,7 +74,7 @@ class EngineCore:
         self._most_inflight = config.max_inflight_steps  # 0 while frozen
         self._held: set[str] = set()  # requests that came while new ones wait
         self._num_deferred = 0  # pieces of the workers' start that are left for idle time
-        self.adapters: set[bytes] = set()  # digests of those that requests may ask for
+        self.adapters = AdapterBook()
 
     # ---- life
 
@@ -174,15 +175,23 @@ class EngineCore:
         state = self.state
         if (state.asleep or state.weights_missing) and (why := state.refusal) is not None:
             raise EngineAsleepError(why)
-        ask = request.asked(AdapterAsk)
-        if ask is not None and ask.digest not in self.adapters:
-            raise ModelNotFoundError(f"the adapter {ask.name!r} is not loaded", param="model")
+        if (gone := self._missing_adapter(request)) is not None:
+            raise ModelNotFoundError(gone, param="model")
         return self._started_admission.admit(request)
+
+    def _missing_adapter(self, request: EngineRequest) -> str | None:
+        """Returns what to say of a request whose adapter is not there."""
+        ask = request.asked(AdapterAsk)
+        missing = ask is not None and ask.digest not in self.adapters.loaded
+        return f"the adapter {ask.name!r} is not loaded" if ask is not None and missing else None
 
     def enqueue(self, request: Request) -> None:
         """Hand a prepared request to the scheduler; InvalidRequestError when its id is in use."""
         if request.request_id in self.scheduler.requests:
             raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
+        if (gone := self._missing_adapter(request.spec)) is not None:  # it went after `prepare`
+            self._ready.append(EngineOutput(request.request_id, [], finish_reason="error", error=gone))
+            return
         self._started_admission.renew(request)
         self.scheduler.add(request)
         if self.state.is_paused:
@@ -226,7 +235,8 @@ class EngineCore:
         state, revision = self.state, self._started_admission.revision
         held, level, refusal = state.held, state.sleep_level, state.refusal
         stats = self.scheduler.stats()
-        return replace(stats, held=held, sleep_level=level, refusal=refusal, model_revision=revision)
+        known = self.adapters.known
+        return replace(stats, held=held, sleep_level=level, refusal=refusal, model_revision=revision, adapters=known)
 
     # ---- what an operator asks for (app/engine/control), with no step out
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from app.engine import control
+from app.engine.control.adapters import MOST_NAME_CHARS
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
 from app.offline.lora_request import LoRARequest
@@ -38,5 +39,10 @@ class LoadedAdapters:
             return None
         directory = os.path.abspath(asked.lora_path)
         if directory not in self._known:
-            self._known[directory] = bytes.fromhex(control.run(self._core, "load_adapter", {"path": directory}))
+            self._known[directory] = bytes.fromhex(self._load(directory))
         return AdapterAsk(asked.lora_name, self._known[directory])
+
+    def _load(self, directory: str) -> str:
+        """Its digest; a directory is known by where it is, whatever prompts call it."""
+        digest: str = control.run(self._core, "load_adapter", {"name": directory[-MOST_NAME_CHARS:], "path": directory})
+        return digest

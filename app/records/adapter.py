@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 ROOT_BYTES = 16
+
+
+class KnownAdapter(NamedTuple):
+    """An adapter that an engine serves under a name."""
+
+    name: str
+    digest: str  # hex digits
+    path: str  # of its directory
+
+    @property
+    def ask(self) -> AdapterAsk:
+        """Returns what its requests bring."""
+        return AdapterAsk(self.name, bytes.fromhex(self.digest))
 
 
 @dataclass(slots=True, frozen=True)

@@ -32,11 +32,18 @@ class ServedModel:
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
     adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
+    parent: str | None = None  # the name of the model that the adapter is for
+    root: str = ""  # the directory of the adapter
     _bounds: RequestBounds | None = field(default=None, init=False, repr=False, compare=False)
 
-    def adapted(self, adapter: AdapterAsk) -> ServedModel:
+    def adapted(self, adapter: AdapterAsk, root: str = "") -> ServedModel:
         """The same model with an adapter, under the adapter's name."""
-        return replace(self, name=adapter.name, aliases=(), adapter=adapter)
+        return replace(self, name=adapter.name, aliases=(), adapter=adapter, parent=self.engine_name, root=root)
+
+    @property
+    def engine_name(self) -> str:
+        """The name of the model whose engines compute it."""
+        return self.parent or self.name
 
     def placed(self, placement: Placement) -> Placement:
         """A request's placement, whose blocks are this adapter's."""

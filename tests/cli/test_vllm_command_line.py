@@ -115,6 +115,7 @@ def test_what_stands_for_a_flag_is_an_option() -> None:
         ("qwen --kv-offloading-size 0.5", "qwen --kv-host-memory-bytes 536870912"),
         ("qwen --cudagraph-capture-sizes 1 2", "qwen --cuda-graph-sizes 1 --cuda-graph-sizes 2"),
         ("qwen --distributed-executor-backend mp", "qwen --executor local_processes"),
+        ("qwen --enable-lora --lora-modules a=/b c=/d", 'qwen --enable-lora --adapters {"a":"/b","c":"/d"}'),
         ("qwen --no-async-scheduling --seed=3", "qwen --max-inflight-steps 1 --seed=3"),
     ],
 )  # fmt: skip
@@ -134,7 +135,7 @@ def test_what_changes_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("vllm", "says"),
     [
-        ("--lora-modules a=/b", "merge them"),
+        ("--lora-target-modules q_proj", "adapters.md"),
         ("--spec-method ngram", "a key of --speculative-config"),
         ("--limit-mm-per-prompt {}", "not there yet"),
         ("--tokenizer-mode slow", "only auto"),

@@ -49,8 +49,7 @@ QWEN: dict[str, Any] = {
 # What has no counterpart: (where in the configuration, value, what the remark says beside the field's name).
 LOST: list[tuple[str, Any, str]] = [
     ("model_loading_config.model_source", {"bucket_uri": "s3://bucket/qwen"}, "copy s3://bucket/qwen"),
-    ("lora_config", {"max_num_adapters_per_replica": 4}, "no LoRA"),
-    ("engine_kwargs.enable_lora", True, "no LoRA"),
+    ("lora_config", {"max_num_adapters_per_replica": 4}, "name each adapter"),
     ("engine_kwargs.trust_remote_code", True, "no counterpart"),
     ("engine_kwargs.enable_chunked_prefill", False, "no counterpart"),
     ("engine_kwargs.speculative_config", {"method": "ngram"}, "no counterpart"),
@@ -171,6 +170,7 @@ def test_every_line_of_the_tables_is_tried() -> None:
     tried = {f"engine_kwargs.{name}" for name in QWEN["engine_kwargs"]} | {path for path, _, _ in LOST}
     plain = {"seed", "runner", "block_size", "max_num_batched_tokens", "scheduling_policy", "pipeline_parallel_size"}
     plain |= {"revision", "download_dir", "model_impl", "enable_expert_parallel"}
+    plain |= {"enable_lora", "max_loras", "max_lora_rank"}
     plain |= {
         "tokenizer",
         "chat_template",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
+from app.api.admin.adapter_routes import LoadAdapterRequest, UnloadAdapterRequest, adapter_routes
 from app.api.admin.engine_routes import engine_routes
 from app.api.admin.fleet import Fleet
 from app.api.admin.replica_routes import RpcRequest, replica_routes
@@ -22,7 +23,10 @@ from app.config.serve import ServeConfig
 from app.telemetry.tenant_tokens import TenantLabels
 from app.version import VERSION
 
-BODIES = (RpcRequest, UpdateRequest, ReloadRequest, InitRequest, FinishRequest)
+BODIES = (
+    *(RpcRequest, UpdateRequest, ReloadRequest, InitRequest, FinishRequest),
+    *(LoadAdapterRequest, UnloadAdapterRequest),
+)
 MAX_BODY_BYTES = 1 << 24  # names and shapes of all tensors of a model
 MAX_WAITING_WORK = 64
 MAX_REQUESTS = 64
@@ -38,6 +42,7 @@ def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys, labels: T
     app.add_api_route("/health", _health, methods=["GET"], tags=["service"])
     for routes in (engine_routes, weight_routes, replica_routes):
         app.include_router(routes(fleet))
+    app.include_router(adapter_routes(fleet, config.admin.adapter_roots))
     app.include_router(profile_routes(fleet, config.ingress))
     app.include_router(server_info_routes(config))
     app.include_router(tenant_routes(labels))

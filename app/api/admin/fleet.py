@@ -45,6 +45,8 @@ async def called(fleet: Fleet, model: str, name: str, arguments: dict[str, Any],
     try:
         return answer(await fleet.control(model, name, arguments, timeout_s))
     except (CheckpointError, ConfigError) as error:
+        if name == "load_adapter":
+            raise InvalidRequestError(error.message, param="lora_path") from error
         if "path" in arguments:  # here it is the operator's directory, not the server's
             raise InvalidRequestError(error.message, param="path") from error
         if name in SENT:

@@ -45,7 +45,8 @@ class ResponseEnvelope:
 
 def fingerprint(model: ServedModel) -> str:
     """Changes when the server's version or the model behind the name does."""
-    identity = f"{VERSION} {model.name} {model.info.directory} {model.max_model_len}"
+    adapter = "" if model.adapter is None else model.adapter.digest.hex()
+    identity = f"{VERSION} {model.name} {model.info.directory} {model.max_model_len} {adapter}".rstrip()
     return "fp_" + hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
 
 

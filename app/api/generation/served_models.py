@@ -16,6 +16,7 @@ from app.backends import (
     QUANT_METHODS,
     STAT_LOGGERS,
 )
+from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.checkpoints.model_info import ASSETS, ModelInfo, tokenizer_directory
 from app.config.model import ModelConfig
 from app.errors import ConfigError
@@ -37,6 +38,8 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     info = check_model(config.engine)
     _import_plugins(((TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)))
     check_tokenizer(tokenizer_directory(config.engine, info))
+    for directory in config.adapters.values():
+        AdapterFiles.read(directory, config.engine.max_lora_rank)
     if config.chat_template and not Path(config.chat_template).expanduser().is_file():
         raise ConfigError(
             f"chat_template: no such file {config.chat_template}; set --chat-template to a Jinja file",

@@ -37,8 +37,8 @@ def _describe(name: str, model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "manta",
-        "root": model.name,
-        "parent": None,
+        "root": model.root or model.name,
+        "parent": model.parent,
         "max_model_len": model.max_model_len,
     }
 

@@ -54,6 +54,8 @@ def debug_routes(client: RouteExplainer, limits: RequestLimits) -> APIRouter:
         if not token_ids:
             raise InvalidRequestError("prompt: must hold at least one token", param="prompt")
         root = cache_root(request.state.tenant, body.cache_salt)
-        return JSONResponse(await client.explain_route(model.name, token_ids, root, body.max_tokens, body.session))
+        return JSONResponse(
+            await client.explain_route(model.engine_name, token_ids, root, body.max_tokens, body.session)
+        )
 
     return router

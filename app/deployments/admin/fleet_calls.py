@@ -14,6 +14,7 @@ from app.api.engine_client import ReplicaAnswer
 from app.deployments.admin.fleet_replicas import FleetReplicas
 from app.deployments.admin.fleet_state import FleetState, sent_revision
 from app.errors import InvalidRequestError, MantaError
+from app.records.adapter import KnownAdapter
 
 Arguments = Mapping[str, Any]
 Answers = list[ReplicaAnswer]
@@ -61,6 +62,17 @@ async def new_weights(fleet: FleetReplicas, name: str, arguments: Arguments, tim
     await fleet.raise_failed(_different(answers), members)
     await fleet.settle(line.after(fleet.state, arguments, str(answers[0].result)), members)
     await fleet.resume(members)
+    return answers
+
+
+async def change_adapters(fleet: FleetReplicas, name: str, arguments: Arguments, timeout_s: float) -> Answers:
+    """Makes the call at all, or brings all back; from then on all serve what they say that they serve."""
+    members = await fleet.begin(name)
+    answers = await fleet.all_or_none(members, name, arguments, timeout_s)
+    described = await fleet.all_or_none(members, "describe", {}, timeout_s)
+    served = [tuple(KnownAdapter(**one) for one in each.result["adapters"]) for each in described]
+    await fleet.raise_failed(_unlike(described, served), members)
+    await fleet.settle(fleet.state.adapted(served[0]), members)
     return answers
 
 
@@ -119,6 +131,17 @@ def _different(answers: Answers) -> Answers:
     return [ReplicaAnswer(one.replica_id, error=error) for one in answers if one.result != answers[0].result]
 
 
+def _unlike(answers: Answers, served: list[tuple[KnownAdapter, ...]]) -> Answers:
+    """An error for each replica that serves other adapters than the first one: a node has another directory there."""
+    error: MantaError = InvalidRequestError("lora_path: another adapter than the first replica's", param="lora_path")
+    known = {(one.name, one.digest) for one in served[0]}
+    return [
+        ReplicaAnswer(answer.replica_id, error=error)
+        for answer, own in zip(answers, served, strict=True)
+        if {(one.name, one.digest) for one in own} != known
+    ]
+
+
 FLEET_CALLS: Mapping[str, FleetCall] = {
     "pause": FleetCall(change, lambda state, *_: state.paused(True)),
     "resume": FleetCall(change, lambda state, *_: state.paused(False)),
@@ -129,6 +152,8 @@ FLEET_CALLS: Mapping[str, FleetCall] = {
         lambda state, arguments, revision: state.loaded(arguments["path"], revision),
         check="check_weights",
     ),
+    "load_adapter": FleetCall(change_adapters),
+    "unload_adapter": FleetCall(change_adapters),
     "reload_weights": FleetCall(new_weights, lambda state, *_: state.loaded(None, "")),
     "start_weight_update": FleetCall(begin_transfer, is_of_transfer=True),
     "init_weight_transfer_engine": FleetCall(join_transfer, is_of_transfer=True),

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.records.adapter import KnownAdapter
 from app.records.engine_state import TAGS, Tag
 
 
@@ -25,6 +26,7 @@ class FleetState:
     weights_missing: bool = False
     weights: str | None = None  # a directory; None: the configuration's
     revision: str = ""  # of the weights; empty: the configuration's
+    adapters: tuple[KnownAdapter, ...] | None = None  # that all serve; None: the configuration's
     is_sent: bool = False  # the weights came from another process, and are nowhere to be had again
 
     def paused(self, is_paused: bool) -> FleetState:
@@ -45,6 +47,10 @@ class FleetState:
         """All have other weights."""
         return replace(self, weights=weights, revision=revision, is_sent=is_sent, weights_missing=False)._awake()
 
+    def adapted(self, adapters: tuple[KnownAdapter, ...]) -> FleetState:
+        """All serve these adapters."""
+        return replace(self, adapters=adapters)
+
     def _awake(self) -> FleetState:
         return self if self.asleep or self.weights_missing else replace(self, sleep_level=0)
 
@@ -62,6 +68,7 @@ class FleetState:
             "asleep": sorted(self.asleep),
             "weights_missing": self.weights_missing,
             "weights": "sent" if self.is_sent else self.weights,
+            "adapters": None if self.adapters is None else [adapter._asdict() for adapter in self.adapters],
         }
 
 

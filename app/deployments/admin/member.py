@@ -14,7 +14,9 @@ from typing import Any
 
 from app.deployments.admin.fleet_state import FleetState, latest
 from app.errors import InvalidRequestError, MantaError
+from app.records.adapter import KnownAdapter
 from app.records.engine_state import TAGS
+from app.records.stats import EngineStats
 
 POLL_S = 0.2
 
@@ -26,12 +28,19 @@ Control = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 class FleetMember:
     """Lives on one event loop. `control` makes a control call of the replica's engine."""
 
-    def __init__(self, control: Control, own_revision: str) -> None:
+    def __init__(self, control: Control, own_revision: str, own_adapters: tuple[KnownAdapter, ...] = ()) -> None:
+        """`own_revision`, `own_adapters`: of the configuration."""
         self.state: FleetState | None = None  # None: not joined
         self.error = ""
         self._control = control
         self._own_revision = own_revision
+        self._own_adapters = own_adapters
         self._looked_at = False
+
+    @classmethod
+    def of(cls, control: Control, stats: EngineStats) -> FleetMember:
+        """Makes one whose engine is as its configuration has it."""
+        return cls(control, stats.model_revision, stats.adapters)
 
     def look(self) -> FleetState | None:
         """The Admin looks who is there."""
@@ -82,6 +91,7 @@ class FleetMember:
         now = await self._control("describe", {})
         if not self._matches(now, state):
             await self._rebuild(now, state)
+        await self._bring_adapters(now, state)
         await self._control("pause" if state.is_paused else "resume", {"mode": "keep"} if state.is_paused else {})
         self.error = ""
 
@@ -97,6 +107,19 @@ class FleetMember:
                 await self._control("wake_up", {"tags": awake})
         if state.sleep_level == 2 and _has_weights(state):
             await self._bring_weights(state)
+
+    async def _bring_adapters(self, now: Mapping[str, Any], state: FleetState) -> None:
+        """Serve what all serve, and nothing else."""
+        served = {one["name"]: one["digest"] for one in now["adapters"]}
+        wanted = self._own_adapters if state.adapters is None else state.adapters
+        for name in served.keys() - {one.name for one in wanted}:
+            await self._control("unload_adapter", {"name": name})
+        for one in wanted:
+            if served.get(one.name) == one.digest:
+                continue
+            digest = await self._control("load_adapter", {"name": one.name, "path": one.path})
+            if digest != one.digest:
+                raise InvalidRequestError(f"{one.path} holds another adapter by now")
 
     def _matches(self, now: Mapping[str, Any], state: FleetState) -> bool:
         if now["sleep_level"] != state.sleep_level or set(now["asleep"]) != state.asleep:

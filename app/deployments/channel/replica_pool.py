@@ -17,6 +17,7 @@ from app.deployments.channel.replica_finder import Discover, Discovery, ReplicaF
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.policies.power_of_two import PowerOfTwo
+from app.records.adapter import KnownAdapter
 from app.records.load_report import LoadReport
 
 OPEN_TIMEOUT_S = 10.0
@@ -34,8 +35,10 @@ class ReplicaPool:
         discover: Discover,
         connect: Callable[[str], ReplicaPort],
         shutdown_s: float = 30.0,
+        on_report: Callable[[ReplicaPool], None] = lambda pool: None,
     ) -> None:
-        """`shutdown_s`: what Serve gives a replica to end in."""
+        """`shutdown_s`: what Serve gives a replica to end in; `on_report`: a replica has told of itself."""
+        self._on_report = on_report
         self.model = model
         self.num_lost = 0  # channels that broke while in use
         self._ingress_id = ingress_id
@@ -58,6 +61,12 @@ class ReplicaPool:
     def load(self) -> LoadReport | None:
         """Any replica's last report, for what all have in common: block size and model revision."""
         return next((channel.load for channel in self.live().values() if channel.load is not None), None)
+
+    @property
+    def adapters(self) -> frozenset[KnownAdapter]:
+        """Those that any of its replicas serves."""
+        loads = (channel.load for channel in self.live().values())
+        return frozenset(adapter for load in loads if load is not None for adapter in load.adapters)
 
     def live(self) -> dict[str, ChannelClient]:
         """The channels that take new requests."""
@@ -123,12 +132,16 @@ class ReplicaPool:
             self._ingress_id,
             window=self._config.credit_window_tokens,
             lease_s=self._config.lease_s,
-            on_load=self.book.report,
+            on_load=self._report,
             on_closed=self._lost,
         )
         self._channels[replica_id] = channel
         channel.start()
         return channel
+
+    def _report(self, load: LoadReport) -> None:
+        self.book.report(load)
+        self._on_report(self)
 
     def _lost(self, channel: ChannelClient, num_requests: int) -> None:
         self.num_lost += num_requests > 0

@@ -27,6 +27,7 @@ from app.deployments.router.admission import Admission, Answer
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.policies.base import Level, RouteQuery
 from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
+from app.records.adapter import AdapterAsk
 from app.records.outputs import EngineOutput, FinishReason
 from app.records.request import EngineRequest
 from app.telemetry.metrics import MetricsRecorder
@@ -204,6 +205,8 @@ class Dispatcher:
             live = {name: one for name, one in live.items() if _revision(one) == way.revision}
         if not way.has_moved:  # what has run may stand still there, as it does where it came from
             live = {name: one for name, one in live.items() if not one.held}
+        if (ask := way.request.asked(AdapterAsk)) is not None:  # where none has it, the engine says so
+            live = {name: one for name, one in live.items() if _serves(one, ask)} or live
         return {name: live[name] for name in self._breaker.usable(live)}
 
     def _shared(self) -> dict[str, ChannelClient]:
@@ -271,6 +274,12 @@ class Dispatcher:
 async def _broke_off(channel: ChannelClient, error: EngineDeadError) -> bool:
     """True if the replica ended while it was asked to take a request: what a request dies of may be its admission."""
     return error.__cause__ is not None and await channel.ends_within(END_WAIT_S)
+
+
+def _serves(channel: ChannelClient, ask: AdapterAsk) -> bool:
+    """True if its replica has the adapter, as far as this ingress has heard."""
+    digest = ask.digest.hex()
+    return channel.load is not None and any(adapter.digest == digest for adapter in channel.load.adapters)
 
 
 def _revision(channel: ChannelClient) -> str:

@@ -37,6 +37,7 @@ from app.deployments.ingress.metrics_collector import MetricsCollector
 from app.deployments.ingress.peers import Peers, Refused, SharedQuarantines
 from app.deployments.ingress.readiness import why_not_ready
 from app.deployments.ingress.router_client import RouterClient, route_arguments
+from app.deployments.ingress.served_names import ServedNames
 from app.deployments.ingress.waiting_room import WaitingRoom
 from app.deployments.process.cluster_secret import load_block_hash_key
 from app.deployments.process.serve_logs import log_to_serve_files
@@ -99,11 +100,11 @@ class Ingress:
         self._may_sleep = {model.name: model.may_sleep for model in config.models}
         for pool in self._pools.values():
             pool.finder.start()
-        self.models: dict[str, ServedModel] = {}
+        self._names = ServedNames()
+        self.models: dict[str, ServedModel] = self._names
         for model in config.models:
             served = await asyncio.to_thread(load_served_model, model)
-            for name in (model.name, *model.aliases):
-                self.models[name] = served
+            self._names.serve(served)
         self._waiting_rooms = {
             model.name: WaitingRoom(model.name, model.autoscaling, config.admin.held_wait_s) for model in config.models
         }
@@ -178,12 +179,12 @@ class Ingress:
         self, model: str, request: EngineRequest, route: RouteInfo | None = None
     ) -> AsyncIterator[EngineOutput]:
         """See EngineClient.generate."""
-        served = self.models.get(model)
+        served = self._names.of_request(model)
         if served is None:
             raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
         self._check_room(request.placement)
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
-            served.max_kv_tokens = self._pools[served.name].kv_tokens
+            served.max_kv_tokens = self._pools[served.engine_name].kv_tokens
         tenant = request.placement.tenant
         route = route or RouteInfo()
         route.record = note_generation(served.name, request)
@@ -191,7 +192,7 @@ class Ingress:
         self._idle.clear()
         self._num_of_tenant[tenant] += 1
         try:
-            async with aclosing(self._dispatchers[served.name].outputs(request, route)) as outputs:
+            async with aclosing(self._dispatchers[served.engine_name].outputs(request, route)) as outputs:
                 async for output in outputs:
                     yield output
         except MantaError as error:
@@ -225,7 +226,7 @@ class Ingress:
         served = self.models.get(model)
         if served is None:
             raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
-        return await self._handles[served.name].control_all(name, arguments, timeout_s)
+        return await self._handles[served.engine_name].control_all(name, arguments, timeout_s)
 
     async def is_healthy(self) -> bool:
         """True only if every served model has a replica that can make progress, or may sleep."""
@@ -348,7 +349,14 @@ class Ingress:
             return await handles.ping(self._ingress_id, PING_TIMEOUT_S)
 
         shutdown_s = next(one.graceful_shutdown_timeout_s for one in self._config.models if one.name == model)
-        return ReplicaPool(model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s)
+        return ReplicaPool(
+            model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s, self._heard
+        )
+
+    def _heard(self, pool: ReplicaPool) -> None:
+        """A replica says what it serves."""
+        if hasattr(self, "_names"):
+            self._names.heard(pool.model, pool.adapters)
 
     async def _wait_ready(self) -> None:
         """Begin to accept only when requests can be answered, or can wait for a replica that is started for them."""
@@ -363,4 +371,5 @@ class Ingress:
             await asyncio.sleep(0.05)
         for name, pool in self._pools.items():
             self.models[name].max_kv_tokens = pool.kv_tokens
+            self._names.heard(name, pool.adapters)
         logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))

@@ -111,7 +111,7 @@ class EngineReplica:
         self._load = LoadReporter(model, self.replica_id, incarnation, self._index, kv_tokens, revision)
         work = await asyncio.to_thread(_canary_work, model.engine)
         self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
-        self._member = FleetMember(self._control_engine, self._engine.stats().model_revision)
+        self._member = FleetMember.of(self._control_engine, self._engine.stats())
         self._has_admin = has_admin
         self._joining: asyncio.Task[None] | None = None
         if not has_admin:
@@ -322,6 +322,8 @@ def _start_engine(engine: ReplicaEngine, model: ModelConfig, index: int) -> Work
     name = f"{model.name}[{index}]"
     logger.info("%s: starting workers and loading %s", name, model.engine.model)
     info = engine.start()
+    for adapter, path in model.adapters.items():
+        engine.control("load_adapter", {"name": adapter, "path": path}).result()
     for note in info.notes:
         logger.info("%s: %s", name, note)
     logger.info(

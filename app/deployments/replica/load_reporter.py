@@ -53,5 +53,6 @@ class LoadReporter:
             queued=stats.queued,
             begun_rate=stats.begun_rate,
             weights=stats.model_revision,
+            adapters=stats.adapters,
             held=stats.held,
         )

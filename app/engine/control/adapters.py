@@ -1,51 +1,56 @@
-"""Loads and unloads low-rank adapters, while requests are computed.
-
-A request names its adapter by the digest of its files. One that is loaded under a name that another had before is
-another adapter: requests that came before end with theirs.
-"""
+"""Loads and unloads low-rank adapters, while requests are computed."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from string import hexdigits
+from typing import Annotated
 
-from app.checkpoints.adapters.adapter_files import DIGEST_BYTES, AdapterFiles
+from pydantic import Field
+
+from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
-from app.records.adapter import AdapterAsk
+from app.records.adapter import AdapterAsk, KnownAdapter
+
+MOST_NAME_CHARS = 256
+MOST_ADAPTERS = 1024  # with a name: each lies in host memory, and every heartbeat tells of it
+Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 
 
-def load_adapter(core: EngineCore, path: str) -> str:
-    """Have every worker take in the adapter in a directory, which each of their nodes has; its digest in hex digits.
-    CheckpointError, InvalidRequestError and UnsupportedError name what is wrong with it; nothing is changed then."""
+def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True) -> str:
+    """Have every worker take in the adapter in a directory, which each of their nodes has, and serve it under a name;
+    its digest in hex digits. `in_place`: another one may have the name, and loses it. CheckpointError,
+    InvalidRequestError and UnsupportedError name what is wrong with it; nothing is changed then."""
     if not core.config.enable_lora:
-        what = "lora_path: this engine takes no adapters; start it with enable_lora"
-        raise InvalidRequestError(what, param="lora_path")
+        raise InvalidRequestError("lora_path: this engine takes no adapters: enable_lora is off", param="lora_path")
+    is_new = all(one.name != name for one in core.adapters.known)
+    if is_new and len(core.adapters.known) >= MOST_ADAPTERS:
+        raise InvalidRequestError(f"lora_name: {MOST_ADAPTERS} adapters are loaded: unload one", param="lora_name")
     digest = AdapterFiles.read(path, core.config.max_lora_rank).digest()
-    if digest not in core.adapters:
+    if not (is_new or in_place or core.adapters.has(name, digest)):
+        what = f"lora_name: {name!r} is another adapter's: give load_inplace, or unload that one"
+        raise InvalidRequestError(what, param="lora_name")
+    if digest not in core.adapters.loaded:
         try:
             core.call_workers("call_feature", "load_adapter", path, digest)
         except BaseException:
             core.call_workers("call_feature", "drop_adapter", digest)
             raise
-    core.adapters.add(digest)
+    core.adapters.name(KnownAdapter(name, digest.hex(), path))
+    _tidy(core)
     return digest.hex()
 
 
-def unload_adapter(core: EngineCore, digest: str) -> Generator[None, None, bool]:
-    """Forget an adapter once its last request has ended; new ones are refused at once. False: it was not loaded."""
-    if len(digest) != 2 * DIGEST_BYTES or not set(digest) <= set(hexdigits):
-        raise InvalidRequestError(f"digest: {digest[:80]!r} is none of an adapter", param="digest")
-    own = bytes.fromhex(digest)
-    if own not in core.adapters:
-        return False
-    core.adapters.discard(own)
-    while any(_adapter(request.spec.asked(AdapterAsk)) == own for request in core.scheduler.requests.values()):
-        yield
-    if own not in core.adapters:  # loaded again meanwhile
-        core.call_workers("call_feature", "drop_adapter", own)
-    return True
+def unload_adapter(core: EngineCore, name: Name) -> bool:
+    """Serve an adapter no longer; requests that run end with it. False: none has this name."""
+    is_known = core.adapters.forget(name)
+    _tidy(core)
+    return is_known
 
 
-def _adapter(ask: AdapterAsk | None) -> bytes | None:
-    return None if ask is None else ask.digest
+def _tidy(core: EngineCore) -> None:
+    """Drop those without a name that no request has."""
+    asks = (request.spec.asked(AdapterAsk) for request in core.scheduler.requests.values())
+    used = {ask.digest for ask in asks if ask is not None}
+    for digest in core.adapters.nameless - used:
+        core.adapters.drop(digest)
+        core.call_workers("call_feature", "drop_adapter", digest)

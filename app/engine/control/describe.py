@@ -18,5 +18,6 @@ def describe(core: EngineCore) -> dict[str, Any]:
         "model_revision": stats.model_revision,
         "world_size": core.config.world_size,
         "num_requests": len(core.scheduler.requests),
+        "adapters": [adapter._asdict() for adapter in core.adapters.known],
         "config": core.config.model_dump(mode="json"),
     }

@@ -181,6 +181,7 @@ def test_what_the_replicas_are(served: tuple[TestClient, Fleet]) -> None:
     assert info.json()["config"]["admin"] == {
         "port": 9999,
         "host": "127.0.0.1",
+        "adapter_roots": [],
         "transfer_idle_s": 300.0,
         "held_wait_s": 60.0,
     }

@@ -10,6 +10,7 @@ from app.api.engine_client import ReplicaAnswer
 from app.deployments.admin.fleet_state import FleetState, MemberReport
 from app.deployments.admin.member import FleetMember
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.adapter import KnownAdapter
 from app.records.engine_state import TAGS, EngineState
 
 OWN = "own"
@@ -23,6 +24,7 @@ class FakeReplica:
         self.engine = EngineState()
         self.revision = OWN
         self.fails: dict[str, MantaError] = {}  # by control call, once each
+        self.adapters: dict[str, KnownAdapter] = {}  # a directory /x holds adapter x
         self.is_gone = False
         self.is_drained = False
         self.gates: dict[str, asyncio.Event] = {}  # control calls that wait
@@ -49,7 +51,7 @@ class FakeReplica:
         return {
             "is_paused": engine.is_paused, "sleep_level": engine.sleep_level, "asleep": sorted(engine.asleep),
             "weights_missing": engine.weights_missing, "model_revision": self.revision, "world_size": 2,
-            "num_requests": 0,
+            "num_requests": 0, "adapters": [one._asdict() for one in self.adapters.values()],
         }  # fmt: skip
 
     def _pause(self, mode: str = "abort", clear_cache: bool = False) -> None:
@@ -72,6 +74,16 @@ class FakeReplica:
         if not self.engine.asleep and not self.engine.weights_missing:
             self.engine.sleep_level = 0
             self.engine.holds.discard("sleep")
+
+    def _load_adapter(self, name: str, path: str, in_place: bool = True) -> str:
+        if path == "/broken":
+            raise InvalidRequestError("lora_path: cannot be read", param="lora_path")
+        digest = path.removeprefix("/") + (self.name if path == "/unlike" else "")
+        self.adapters[name] = KnownAdapter(name, digest, path)
+        return digest
+
+    def _unload_adapter(self, name: str) -> bool:
+        return self.adapters.pop(name, None) is not None
 
     def _check_weights(self, path: str) -> str:
         if path == "/bad":

@@ -13,10 +13,11 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine import control
+from app.engine.adapter_book import AdapterBook
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import InvalidRequestError, MantaError, ModelNotFoundError
-from app.records.adapter import AdapterAsk
+from app.records.adapter import AdapterAsk, KnownAdapter
 from app.records.request import EngineRequest
 from tests.adapters import pair, write_adapter
 from tests.engine.core_driver import KEY, Results, assert_idle, make_request, run
@@ -40,8 +41,9 @@ def adapter(directory: Path, seed: int) -> Path:
     return write_adapter(directory, {name: tensor * 0.7 for name, tensor in pair().items()})
 
 
-def load(core: EngineCore, directory: Path) -> AdapterAsk:
-    return AdapterAsk("the adapter", bytes.fromhex(control.run(core, "load_adapter", {"path": str(directory)})))
+def load(core: EngineCore, directory: Path, name: str = "the adapter") -> AdapterAsk:
+    digest = control.run(core, "load_adapter", {"name": name, "path": str(directory)})
+    return AdapterAsk(name, bytes.fromhex(digest))
 
 
 def asking(request_id: str, ask: AdapterAsk | None, max_tokens: int = 8) -> EngineRequest:
@@ -51,9 +53,9 @@ def asking(request_id: str, ask: AdapterAsk | None, max_tokens: int = 8) -> Engi
     return replace(request, asks=(ask,), placement=replace(request.placement, cache_root=ask.cache_root(b"")))
 
 
-def test_replaced_and_unloaded_under_way(core: EngineCore, tmp_path: Path) -> None:
-    """Requests that began with an adapter end with it, whatever its directory holds by then; none meets the blocks of
-    what had its name before."""
+def test_replaced_under_way(core: EngineCore, tmp_path: Path) -> None:
+    """Requests that began with an adapter end with it, whatever its name and its directory mean by then; none meets the
+    blocks of what had its name before."""
     old = load(core, adapter(tmp_path / "a", 1))
     alone = run(core, [asking("old", old), asking("base", None)]).tokens
     results = Results()
@@ -64,59 +66,82 @@ def test_replaced_and_unloaded_under_way(core: EngineCore, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "a")
     new = load(core, adapter(tmp_path / "a", 2))
     assert new.digest != old.digest
+    assert [one.digest for one in core.stats().adapters] == [new.digest.hex()]
     core.add_request(asking("new", new))
-    leaving = control.begin(core, "unload_adapter", {"digest": old.digest.hex()})
-    next(leaving)
-    with pytest.raises(ModelNotFoundError, match="the adapter"):
-        core.add_request(asking("late", old))
-    done = False
-    while not done or core.has_work():
-        results.take(core.step())
-        try:
-            next(leaving)
-        except StopIteration as end:
-            done = done or end.value is True
-    assert results.tokens["one"] == results.tokens["two"] == alone["old"]
+    core.add_request(asking("late", old))  # built before the change; the adapter is still there
+    run(core, results=results)
+    assert results.tokens["one"] == results.tokens["two"] == results.tokens["late"] == alone["old"]
     assert results.tokens["none"] == alone["base"]
     assert results.tokens["new"] not in (alone["old"], alone["base"])
+    assert control.run(core, "unload_adapter", {"name": "another"}) is False
+    assert core.adapters.loaded == {new.digest}, "with the last request the old one goes"
+    with pytest.raises(ModelNotFoundError, match="the adapter"):
+        core.add_request(asking("too late", old))
     assert run(core, [asking("again", new)]).tokens["again"] == results.tokens["new"]
     assert_idle(core)
 
 
-def test_loaded_again_while_it_is_unloaded(core: EngineCore, tmp_path: Path) -> None:
-    ask = load(core, adapter(tmp_path, 1))
-    expected = run(core, [asking("first", ask)]).tokens["first"]
-    core.add_request(asking("running", ask, max_tokens=20))
-    results = Results()
-    results.take(core.step())
-    leaving = control.begin(core, "unload_adapter", {"digest": ask.digest.hex()})
-    next(leaving)
-    assert load(core, tmp_path).digest == ask.digest
-    run(core, results=results)
-    with pytest.raises(StopIteration):
-        next(leaving)
-    assert run(core, [asking("again", ask)]).tokens["again"] == expected
+def test_an_adapter_that_goes_between_admission_and_queue_ends_the_request_alone(
+    core: EngineCore, tmp_path: Path
+) -> None:
+    prepared = core.prepare(asking("r", load(core, adapter(tmp_path, 1))))
+    assert control.run(core, "unload_adapter", {"name": "the adapter"}) is True
+    core.enqueue(prepared)
+    results = run(core, [asking("base", None)])
+    assert "not loaded" in str(results.final["r"].error)
+    assert results.final["base"].finish_reason == "length"
+
+
+def test_one_adapter_under_two_names(core: EngineCore, tmp_path: Path) -> None:
+    first, second = (load(core, adapter(tmp_path, 1), name) for name in ("a", "b"))
+    assert first.digest == second.digest
+    assert [one.name for one in core.adapters.known] == ["a", "b"]
+    assert control.run(core, "unload_adapter", {"name": "a"}) is True
+    assert run(core, [asking("r", second)]).final["r"].finish_reason == "length"
+
+
+def test_a_name_is_given_away_only_where_that_is_asked_for(core: EngineCore, tmp_path: Path) -> None:
+    load(core, adapter(tmp_path / "a", 1))
+    arguments = {"name": "the adapter", "path": str(adapter(tmp_path / "b", 2)), "in_place": False}
+    with pytest.raises(InvalidRequestError, match="load_inplace"):
+        control.run(core, "load_adapter", arguments)
+    assert control.run(core, "load_adapter", {**arguments, "path": str(tmp_path / "a")})
 
 
 def test_what_cannot_be_loaded_leaves_nothing(core: EngineCore, tmp_path: Path) -> None:
     hostile = write_adapter(tmp_path / "bad", {name: x / 0 for name, x in pair().items()})
     with pytest.raises(MantaError, match="numbers that are none"):
         load(core, hostile)
-    assert not core.adapters
-    assert control.run(core, "unload_adapter", {"digest": "00" * 16}) is False
-    for digest in ("no digest", "ab"):
-        with pytest.raises(InvalidRequestError, match="digest"):
-            control.run(core, "unload_adapter", {"digest": digest})
+    assert not core.adapters.loaded
+    assert not core.adapters.known
+    for name in ("", "x" * 300):
+        with pytest.raises(InvalidRequestError, match="name"):
+            load(core, adapter(tmp_path / "good", 1), name)
 
 
 def test_cycles_leave_nothing_behind(core: EngineCore, tmp_path: Path) -> None:
     """Many adapters come and go: neither slots nor host memory keep any."""
-    first = load(core, adapter(tmp_path / "first", 0))
+    first = load(core, adapter(tmp_path / "first", 0), "first")
     expected = run(core, [asking("first", first)]).tokens["first"]
     for cycle in range(30):
         ask = load(core, adapter(tmp_path / str(cycle), cycle + 1))
         run(core, [asking(f"r{cycle}", ask, max_tokens=2)])
-        assert control.run(core, "unload_adapter", {"digest": ask.digest.hex()}) is True
-    assert core.adapters == {first.digest}
+        if cycle % 3 == 0:
+            assert control.run(core, "unload_adapter", {"name": "the adapter"}) is True
+    control.run(core, "unload_adapter", {"name": "the adapter"})
+    assert core.adapters.loaded == {first.digest}
     assert run(core, [asking("last", first)]).tokens["last"] == expected
     assert_idle(core)
+
+
+def test_names_and_what_they_mean() -> None:
+    book = AdapterBook()
+    one, other = KnownAdapter("a", "11" * 16, "/x"), KnownAdapter("a", "22" * 16, "/y")
+    book.name(one)
+    book.name(other)
+    assert book.known == (other,)
+    assert book.nameless == {bytes.fromhex(one.digest)}
+    assert book.has("a", bytes.fromhex(other.digest))
+    assert not book.has("a", bytes.fromhex(one.digest))
+    assert book.forget("a")
+    assert not book.forget("a")

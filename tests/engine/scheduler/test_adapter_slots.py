@@ -18,7 +18,7 @@ from tests.engine.fake_executor import FakeExecutor
 
 def adapting_core(max_loras: int, **options: object) -> EngineCore:
     core = make_core(enable_lora=True, max_loras=max_loras, **{"num_blocks": 200, "max_num_seqs": 8, **options})
-    core.adapters |= {bytes([number]) for number in range(100)}
+    core.adapters.loaded = frozenset(bytes([number]) for number in range(100))
     return core
 
 
