@@ -13,7 +13,7 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import ConfigError, UnsupportedError
 from app.layers.context import ForwardContext, HiddenStates
 from app.layers.vocab import VocabEmbedding
-from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+from app.layers.weight import CheckpointTensor, ShapeMismatch, Weight, WeightSpec, expect_shape
 from app.models.base import EngineModel
 from app.models.decoder import CausalLM
 
@@ -47,18 +47,32 @@ class Target:
             )
 
 
-class TokenIds(Weight):
-    """Token ids int64 [N] of a checkpoint."""
+@dataclass(slots=True, frozen=True)
+class TokenIds:
+    """Says how a checkpoint has the target's id of each token that a drafter knows: as it is, or (`is_offset`) as what
+    must be added to the token's own number."""
 
-    @classmethod
-    def of(cls, count: int) -> Weight:
-        """So many of them, to be loaded."""
-        return Weight(torch.empty(count, dtype=torch.int64), WeightSpec(_load_ids, dummy=0.0))
+    count: int
+    vocab_size: int  # the target's
+    is_offset: bool = False
 
+    def weight(self) -> Weight:
+        """The numbers int64 [count] as the checkpoint has them."""
+        return Weight(torch.empty(self.count, dtype=torch.int64), WeightSpec(self.load, dummy=0.0))
 
-def _load_ids(weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-    expect_shape(tensor, *weight.shape)
-    weight.data.copy_(tensor.narrow(0, 0, len(weight)).long())
+    def load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Take them in; ShapeMismatch where one is no token of the target, or two are the same one."""
+        expect_shape(tensor, self.count)
+        stored = tensor.narrow(0, 0, self.count)
+        if stored.dtype.is_floating_point:
+            raise ShapeMismatch(f"holds {str(stored.dtype).removeprefix('torch.')}, not token ids")
+        ids = stored + torch.arange(self.count) if self.is_offset else stored
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise ShapeMismatch(f"names token {int(outside[0])}, of a vocabulary of {self.vocab_size}")
+        if len(ids.unique()) < self.count:
+            raise ShapeMismatch("names a token twice")
+        weight.data.copy_(stored)
 
 
 class Drafter(EngineModel):

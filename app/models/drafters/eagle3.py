@@ -90,7 +90,8 @@ class Eagle3Drafter(Drafter):
         self.norm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
         self.lm_head = LMHead(ctx, self.num_tokens, s.hidden_size)
         # How far each token's id is behind its own number, where the drafter knows fewer tokens.
-        self.d2t = TokenIds.of(self.num_tokens) if self.num_tokens != s.vocab_size else None
+        ids = TokenIds(self.num_tokens, s.vocab_size, is_offset=True)
+        self.d2t = ids.weight() if self.num_tokens != s.vocab_size else None
 
     @property
     def token_ids(self) -> torch.Tensor | None:

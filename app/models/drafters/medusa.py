@@ -69,7 +69,7 @@ class MedusaDrafter(EngineModel):
         self.blocks = nn.ModuleList(MedusaBlock(ctx, size, layers, has_bias) for _ in range(num_tokens))
         count = 1 if self.is_one_head else num_tokens
         self.lm_heads = nn.ModuleList(LMHead(ctx, self.num_tokens, size) for _ in range(count))
-        self.token_map = TokenIds.of(self.num_tokens) if self.num_tokens < vocab else None
+        self.token_map = TokenIds(self.num_tokens, vocab).weight() if self.num_tokens < vocab else None
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See EngineModel; heads that are not asked for are left out."""

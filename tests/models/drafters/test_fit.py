@@ -15,8 +15,9 @@ from app.checkpoints.model_info import ModelInfo
 from app.distributed.parallel_groups import ParallelGroups
 from app.errors import CheckpointError, ConfigError, MantaError, UnsupportedError
 from app.layers.context import BuildContext
+from app.layers.weight import ShapeMismatch
 from app.models.base import EngineModel
-from app.models.drafters.base import Target
+from app.models.drafters.base import Target, TokenIds
 from app.models.drafters.eagle import EagleDrafter
 from app.models.drafters.eagle3 import Eagle3Drafter, layers_read
 from app.models.drafters.medusa import MedusaDrafter
@@ -94,3 +95,39 @@ def test_what_nobody_reads_is_named(make: Callable[[], object], error: type[Mant
 def test_layers_that_are_read() -> None:
     assert layers_read({}, 32) == (2, 16, 29)
     assert layers_read({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 8]}}, 8) == (1, 8)
+
+
+class Stored:
+    """A tensor of a checkpoint."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.shape = values, tuple(values.shape)
+
+    def narrow(self, dim: int, start: int, length: int) -> torch.Tensor:
+        return self.values.narrow(dim, start, length)
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_offset", "said"),
+    [
+        ([0, 5, 331], False, "names token 331, of a vocabulary of 331"),
+        ([0, -1, 3], False, "names token -1"),
+        ([0, 1 << 40, 3], False, f"names token {1 << 40}"),
+        ([0, 7, 7], False, "names a token twice"),
+        ([0, 0, 329], True, "names token 331"),
+        ([0, 5, 4], True, "names a token twice"),
+        ([0.0, 1.0, 2.0], False, "holds float32, not token ids"),
+        ([0, 1], False, "has shape"),
+    ],
+)
+def test_tokens_that_a_drafter_knows_are_the_targets(ids: list[Any], is_offset: bool, said: str) -> None:
+    known: Any = TokenIds(3, VOCAB, is_offset)
+    with pytest.raises(ShapeMismatch, match=said):
+        known.load(known.weight(), Stored(torch.tensor(ids)), "")
+
+
+def test_tokens_that_are_known() -> None:
+    known: Any = TokenIds(3, VOCAB, is_offset=True)
+    weight = known.weight()
+    known.load(weight, Stored(torch.tensor([0, 9, 328])), "")
+    assert weight.tolist() == [0, 9, 328]

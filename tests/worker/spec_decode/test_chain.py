@@ -19,12 +19,13 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.worker.spec_decode.base import Proposal
+from app.worker.warmup.dummy_step import launch_static
 from tests.engine.core_driver import KEY, run
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.drafters import Drafts
 from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
-from tests.worker.worker_driver import decode_statically
+from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 COUNT, MAX_TOKENS = 4, 14
 SHAPE: dict[str, Any] = {
@@ -153,3 +154,26 @@ def test_a_layer_behind_the_last_drafts(tmp_path: Path, family: str, static: boo
     answers, spy = run_greedy(config_of(model, {"method": "mtp", "num_speculative_tokens": COUNT}), static=static)
     assert answers == [hf_greedy(alone, prompt, MAX_TOKENS) for prompt in prompts()]
     assert_drafts(spy, reference, COUNT)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle", "mlp", "medusa", "draft_model"])
+def test_tokens_of_kernels_that_did_not_run_hurt_nobody(
+    directory: Path, target: PreTrainedModel, tmp_path: Path, name: str
+) -> None:
+    """While a start compiles kernels ahead, what they would have written is any memory: ids that no token has."""
+    asked: dict[str, Any] = {"method": name, "model": str(directory), "num_speculative_tokens": COUNT}
+    if name != "draft_model":
+        MADE[name][1](tmp_path, target)
+        asked |= {"method": MADE[name][0], "model": str(tmp_path)}
+    driver = Driver(str(directory), num_blocks=32, max_model_len=96, max_num_seqs=4, speculative_config=asked)
+    step = decode_statically(driver.worker, [1, 4])
+    proposer: Any = step._drafting.proposer  # type: ignore[union-attr]
+
+    def any_memory(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((len(logits),), 1 << 30), torch.zeros(len(logits))
+
+    step._sample_tokens = proposer._sampler._sample_tokens = any_memory  # type: ignore[assignment]
+    with torch.inference_mode():
+        for _ in range(2):
+            launch_static(step)
+    assert driver.run([Run([5, 9, 200], greedy(6))])[0].tokens
