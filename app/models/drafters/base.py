@@ -70,7 +70,7 @@ class TokenIds:
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise ShapeMismatch(f"names token {int(outside[0])}, of a vocabulary of {self.vocab_size}")
-        if len(ids.unique()) < self.count:
+        if len(set(ids.tolist())) < self.count:
             raise ShapeMismatch("names a token twice")
         weight.data.copy_(stored)
 
