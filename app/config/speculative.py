@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from app.backends import PROPOSERS, QUANT_METHODS
 from app.config.frozen import Frozen
 from app.registry import OneOf, suggestion
+from app.telemetry.metrics import MOST_DRAFTS
 
 DEFAULT_LOOKUP = 5  # tokens, where neither end of the lookup is given
 WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"})  # methods that name a checkpoint
@@ -70,7 +71,7 @@ class SpeculativeConfig(Frozen):
         "`mlp_speculator`: a checkpoint trained for the target; `mtp`: a layer of the target's own checkpoint; or the "
         "name of a plugin's.",
     )
-    num_speculative_tokens: int = Field(ge=1, le=32, description="Draft tokens of a request in a step.")
+    num_speculative_tokens: int = Field(ge=1, le=MOST_DRAFTS, description="Draft tokens of a request in a step.")
     model: str | None = Field(
         None, description="The drafter's checkpoint: a directory, or organisation/name of a hub. Not for ngram and mtp."
     )

@@ -27,6 +27,7 @@ from app.offline.engine_loop import EngineLoop
 from app.offline.generation import Generation
 from app.offline.loaded_adapters import LoadedAdapters
 from app.offline.lora_request import LoRARequest
+from app.offline.metrics import Metric, metrics_of
 from app.offline.pooling import Pooling
 from app.offline.pooling_outputs import (
     ClassificationOutput,
@@ -99,6 +100,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """Returns what the engine measured so far."""
         return self._core.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Returns the figures of `stats` under vLLM's names, as its classes have them; histograms are a server's."""
+        return metrics_of(self._core.stats(), self.worker_info.num_draft_tokens)
 
     def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record with torch's profiler what every worker computes from now on.

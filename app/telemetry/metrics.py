@@ -41,6 +41,8 @@ STEP_S = (*(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 
 HTTP_S = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))  # cut at max_model_len
 
+MOST_DRAFTS = 32  # of a request in a step
+
 _PROCESS_START_S = psutil.Process().create_time()
 Kind = Literal["counter", "gauge", "histogram"]
 Scope = Literal["engine", "ingress", "router"]
@@ -58,6 +60,7 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     "kind": ("prompt", "output"),
     "held": ("bodies", "lines of batches"),
     "store": ("responses", "answers", "files", "batches"),
+    "position": tuple(str(position) for position in range(MOST_DRAFTS)),
     "status": ("1xx", "2xx", "3xx", "4xx", "5xx"),
     "method": ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "other"),
     "handler": "the paths of the server's routes, and `none`",
@@ -174,6 +177,23 @@ METRICS: tuple[Metric, ...] = (
         },
     ),
     _counter("vllm:generation_tokens_total", "Tokens generated.", reads="figures.generation_tokens"),
+    _counter(
+        "vllm:spec_decode_num_drafts_total",
+        "Times that drafts of a request were verified (speculative decoding).",
+        reads="figures.drafts",
+    ),
+    _counter(
+        "vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified.", reads="figures.draft_tokens"
+    ),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", reads="figures.accepted_tokens"
+    ),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "The same, by their place among a request's drafts.",
+        "position",
+        reads={str(position): f"figures.accepted_at_{position}" for position in range(MOST_DRAFTS)},
+    ),
     _counter(
         "vllm:prefix_cache_queries_total",
         "Prompt tokens looked up in the prefix cache.",

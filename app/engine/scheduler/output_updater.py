@@ -65,11 +65,13 @@ class OutputUpdater:
         """A request was preempted with steps in flight: its tokens are still wanted."""
         self._preempted_in_flight[generation] = request
 
-    def update_from_output(self, step: InFlightStep, output: ModelRunnerOutput, stats: StepStats) -> list[EngineOutput]:
-        """New tokens of the step's requests, in the order of the step's rows."""
+    def update_from_output(
+        self, step: InFlightStep, output: ModelRunnerOutput, rejected: Int32Array | None, stats: StepStats
+    ) -> list[EngineOutput]:
+        """New tokens of the step's requests, in the order of the step's rows, which drafted `rejected` [R] in vain."""
         now = self._clock()
         present = self._rows.generation[step.rows] == step.generations
-        self._confirm(step, present, step.rejected(output))
+        self._confirm(step, present, rejected)
         if output.prompt_logprobs:
             for index, (position, entries) in output.prompt_logprobs.items():
                 self._keep_prompt_logprobs(step, index, position, entries)

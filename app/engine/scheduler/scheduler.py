@@ -436,7 +436,10 @@ class Scheduler:
         self.kv.pool.step_returned(step_message.step_id)
         self._loading.returned(step_message.step_id, output.loading_since)
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
-        outputs = self._output_updater.update_from_output(step_message, output, stats)
+        rejected = step_message.rejected(output)
+        if rejected is not None:
+            self._statistics.drafts_verified(step_message, rejected)
+        outputs = self._output_updater.update_from_output(step_message, output, rejected, stats)
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.queue_load import WorkCosts, expected_rest
 from app.engine.scheduler.row_table import RowTable
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.records.outputs import FinishReason
 from app.records.request_state import Request
 from app.records.stats import EngineStats, OutputLengths, RequestTimings, StatsRecorder, StepCosts, StepStats
+from app.records.step import Int32Array
 from app.telemetry.figures import Figures
 
 
@@ -31,6 +33,17 @@ class Statistics:
             return
         self.figures.add("prefix_cache_queries", request.num_tokens)
         self.figures.add("prefix_cache_hits", num_cached_tokens)
+
+    def drafts_verified(self, step: InFlightStep, rejected: Int32Array) -> None:
+        """Count the drafts of a step's rows, and at which places they were right; `rejected` [R]."""
+        drafts = step.num_draft_tokens
+        assert drafts is not None
+        accepted = (drafts - rejected)[drafts > 0]
+        self.figures.add("drafts", len(accepted))
+        self.figures.add("draft_tokens", int(drafts.sum()))
+        self.figures.add("accepted_tokens", int(accepted.sum()))
+        for position in range(int(accepted.max(initial=0))):
+            self.figures.add(f"accepted_at_{position}", int((accepted > position).sum()))
 
     def request_preempted(self) -> None:
         """Count a preemption."""
