@@ -81,5 +81,6 @@ class EncoderAttention(AttentionLayer):
             rotation = self.rotary.of_step(ctx)
             query, key = rotation.apply(query), rotation.apply(key)
         bias = self.score_bias(ctx)
-        attended = encoder_attention(query, key, value, plan, self.scale, self.window, bias)
+        seen = ctx.inputs.get("seen")
+        attended = encoder_attention(query, key, value, plan, self.scale, self.window, bias, seen)
         return self.o_proj(attended.reshape(len(attended), -1), epilogue)  # type: ignore[no-any-return]

@@ -89,6 +89,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
     "architecture of a pooling model",
     {
         "BertModel": "app.models.families.bert:BertModel",
+        "HF_ColBERT": "app.models.families.bert:ColBert",
         "BertForMaskedLM": "app.models.families.bert:BertForMaskedLM",
         "BertForSequenceClassification": "app.models.families.bert:BertForSequenceClassification",
         "RobertaModel": "app.models.families.xlm_roberta:RobertaModel",

@@ -12,11 +12,13 @@ from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.offline.engine_loop import EngineLoop
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
 from app.offline.prompts import Prompt, as_list, at_prompt, text_or_ids
+from app.records.late_interaction import LateInteraction
 from app.records.outputs import EngineOutput
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
+from app.text.late_prompts import late_prompts
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts
 from app.text.served_model import ServedModel
 
@@ -75,6 +77,8 @@ class Pooling:
             prompts = pooling_prompts(self._model.tokenizer, pairs, limit)
             found = self._run(prompts, PoolingParams(task="classify"), use_tqdm)
             return [one.shown(ScoringOutput(float(one.array[0]))) for one in found]
+        if (late := self._info().late) is not None:
+            return self._late_scores(late, pairs, limit, use_tqdm)
         before = self._info().prompts
         query, document = before.first_of(QUERY), before.first_of(DOCUMENT)
         asked = [(query + first, document + second) for first, second in pairs]
@@ -84,6 +88,21 @@ class Pooling:
         vectors = self._run(prompts, params, use_tqdm)
         embedded = dict(zip(texts, vectors, strict=True))
         return [_cosine(embedded[first], embedded[second]) for first, second in asked]
+
+    def _late_scores(
+        self, late: LateInteraction, pairs: list[tuple[str, str]], limit: int | None, use_tqdm: bool
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Scores of a model that compares texts vector by vector."""
+        before = self._info().prompts
+        queries, documents = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+        asked = [before.first_of(QUERY) + text for text in queries]
+        prompts = late_prompts(self._model.tokenizer, late, asked, "query", limit)
+        asked = [before.first_of(DOCUMENT) + text for text in documents]
+        prompts += late_prompts(self._model.tokenizer, late, asked, "document", limit)
+        vectors = self._run(prompts, PoolingParams(task="token_embed"), use_tqdm)
+        left = dict(zip(queries, vectors, strict=False))
+        right = dict(zip(documents, vectors[len(queries) :], strict=True))
+        return [_scored(left[a], right[b], late.score(left[a].array, right[b].array)) for a, b in pairs]
 
     def _info(self) -> PoolingInfo:
         if self._model.pooling is None:
@@ -102,6 +121,8 @@ class Pooling:
         given = text_or_ids(prompt)
         if isinstance(given, str):
             text = self._info().prompts.usual + given
+            if (late := self._info().late) is not None:  # as a document
+                return late_prompts(self._model.tokenizer, late, [text], "document", limit)[0]
             return pooling_prompts(self._model.tokenizer, [(text, None)], limit)[0]
         return PoolingPrompt(given[:limit])
 
@@ -121,13 +142,16 @@ class Pooling:
                 bar.update(1)
 
             self._loop.run(prepared, take)
-        return [Pooled(name, prompt.token_ids, found[name]) for name, prompt in zip(names, prompts, strict=True)]
+        return [Pooled(name, one.token_ids, one.counted(found[name])) for name, one in zip(names, prompts, strict=True)]
 
 
 def _cosine(left: Pooled, right: Pooled) -> PoolingRequestOutput[ScoringOutput]:
     """The score of two embeddings, with the tokens of both."""
-    score = ScoringOutput(float(left.array @ right.array))
-    return PoolingRequestOutput(left.request_id, left.token_ids + right.token_ids, score)
+    return _scored(left, right, float(left.array @ right.array))
+
+
+def _scored(left: Pooled, right: Pooled, score: float) -> PoolingRequestOutput[ScoringOutput]:
+    return PoolingRequestOutput(left.request_id, left.token_ids + right.token_ids, ScoringOutput(score))
 
 
 def _pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from app.checkpoints.json_file import read_json, read_object
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+from app.records.late_interaction import STANFORD, LateInteraction, late_interaction, stanford_size
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 
@@ -72,6 +73,7 @@ class PoolingInfo:
     prompts: TaskPrompts = NO_PROMPTS  # what stands before inputs
     # How often the logarithm is taken of what is above 0 in logits of the vocabulary, which vectors are made of then.
     saturates: Saturation = ""
+    late: LateInteraction | None = None  # texts are compared vector by vector
 
     @classmethod
     def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
@@ -95,6 +97,10 @@ class PoolingInfo:
         if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
             common |= {"embedding_size": info.vocab_size, "prompts": _prompts(info.directory)}
             return cls(tasks=("embed",), normalize=False, **_splade(sparse[0]), **common)
+        masks = [path for kind, path in modules if kind == "MultiVectorMask"]
+        mask = masks[0] if masks else None
+        if late := late_interaction(info.directory, info.architecture, mask, has_modules=bool(modules)):
+            return _of_tokens(info, modules, late, common)
         denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
@@ -194,7 +200,7 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     for entry in modules:
         kind = str(entry["type"]).rpartition(".")[2]
         kind = "Transformer" if kind == "MLMTransformer" else kind
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling"):
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask"):
             raise UnsupportedError(f"{file}: modules of type {entry['type']!r} are not supported", param="model")
         found.append((kind, directory / str(entry.get("path", ""))))
     order = [kind for kind, _ in found]
@@ -225,11 +231,36 @@ def _splade(directory: Path) -> dict[str, Any]:
     return {"pooling": strategy, "saturates": _SATURATIONS[activation]}
 
 
-def _dense(directory: Path) -> DenseInfo:
+def _of_tokens(
+    info: ModelInfo, modules: list[tuple[str, Path]], late: LateInteraction, common: dict[str, Any]
+) -> PoolingInfo:
+    """A vector of each token."""
+    kinds = [kind for kind, _ in modules]
+    if "Pooling" in kinds:
+        raise UnsupportedError(f"{info.directory}: vectors of tokens behind a pooling", param="model")
+    denses = tuple(_dense(path, "token_embeddings") for kind, path in modules if kind == "Dense")
+    if info.architecture == STANFORD and not modules:  # whose layer lies with the encoder
+        size = stanford_size(info.directory)
+        denses = (DenseInfo(info.directory, info.hidden_size, size, bias=False, activation="identity"),)
+    is_plain = "MultiVectorMask" in kinds and "Normalize" not in kinds
+    prompts = _prompts(info.directory) if modules else NO_PROMPTS
+    return PoolingInfo(
+        "cls",
+        tasks=("token_embed",),
+        denses=denses,
+        normalize=not is_plain,
+        embedding_size=denses[-1].out_features if denses else info.hidden_size,
+        prompts=prompts.of_documents(dict(late.marks)),
+        late=late,
+        **common,
+    )
+
+
+def _dense(directory: Path, read: str = "sentence_embedding") -> DenseInfo:
     config = _read(directory, DENSE_FIELDS)
     given = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     others = [name for name in ("module_input_name", "module_output_name", "use_residual") if config.get(name)]
-    odd = [name for name in others if config[name] != "sentence_embedding"]
+    odd = [name for name in others if config[name] != read]
     if given not in _ACTIVATIONS or odd:
         what = f"activation {given!r}" if given not in _ACTIVATIONS else f"{odd[0]}={config[odd[0]]!r}"
         raise UnsupportedError(f"{directory}: a dense module with {what} is not supported", param="model")

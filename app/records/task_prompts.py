@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.errors import InvalidRequestError
@@ -47,6 +48,15 @@ class TaskPrompts:
         """The text of the first of these names, in whatever case, that the model has; else the usual one."""
         by_name = {name.lower(): text for name, text in self.texts}
         return next((by_name[name] for name in names if name in by_name), self.usual)
+
+    def of_documents(self, marks: Mapping[str, str]) -> TaskPrompts:
+        """The same for a model that reads queries and documents differently, whose usual texts are documents; less the
+        mark that a prompt may begin with."""
+        texts = {name: text.removeprefix(marks.get(name, "")) for name, text in self.texts}
+        usual = next((name for name in texts if name.lower() in DOCUMENT), self.default)
+        if not any(name.lower() in QUERY for name in texts):
+            texts[QUERY[0]] = self.usual
+        return TaskPrompts(tuple(texts.items()), usual)
 
     def _named(self, name: str, field: str) -> str:
         texts = dict(self.texts)

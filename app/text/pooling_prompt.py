@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import InvalidRequestError
+from app.records.step import Float32Array
 from app.text.tokenizer import Tokenizer
 
 TextPair = tuple[str, str | None]
@@ -19,6 +20,12 @@ class PoolingPrompt:
 
     token_ids: list[int]
     second_text_at: int | None = None
+    asks: tuple[object, ...] = ()  # what it brings for features of the worker, as in EngineRequest
+    kept: tuple[bool, ...] | None = None  # of the vectors of its tokens; None: all
+
+    def counted(self, vectors: Float32Array) -> Float32Array:
+        """Leaves out the vectors of tokens that do not count, [T, E] -> [K, E]."""
+        return vectors if self.kept is None else vectors[list(self.kept)]
 
 
 def pooling_prompts(

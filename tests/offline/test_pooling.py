@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import MultiVectorEncoder
 from transformers import AutoTokenizer
 
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.offline.llm import LLM
 from app.records.pooling_params import PoolingParams
 from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
+from tests.tiny_late_models import written
 
 TEXTS = texts(7)
 
@@ -86,3 +89,17 @@ def test_a_cross_encoder_scores_and_classifies() -> None:
         (classes,) = llm.classify(TEXTS[0], use_tqdm=False)
         alone = model(**tokenizer(TEXTS[0], return_tensors="pt")).logits.sigmoid()
         np.testing.assert_allclose(classes.outputs.probs, alone[0], atol=1e-4)
+
+
+def test_scores_vector_by_vector(tmp_path: Path) -> None:
+    directory = written("unseen", tmp_path)
+    judge = MultiVectorEncoder(str(directory), device="cpu")
+    documents = judge.encode_document(TEXTS)
+    with LLM(str(directory), executor="in_process", num_threads=1, device="cpu") as llm:
+        scores = llm.score(TEXTS[0], TEXTS, use_tqdm=False)
+        vectors = llm.encode(TEXTS[:2], use_tqdm=False)
+    expected = judge.similarity(judge.encode_query(TEXTS[:1]), documents)[0].numpy()
+    np.testing.assert_allclose([one.outputs.score for one in scores], expected, atol=1e-4)
+    before = judge.encode_document(TEXTS[:2])
+    for ours, theirs in zip(vectors, before, strict=True):
+        np.testing.assert_allclose(ours.outputs.data, theirs, atol=1e-4)

@@ -94,7 +94,7 @@ def pooling_request(
     """The request for one prompt's vector or scores; errors as in RequestBuilder."""
     if model.pooling is not None and model.pooling.has_token_types and prompt.second_text_at is not None:
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
-    asks = () if model.adapter is None else (model.adapter,)
+    asks = prompt.asks if model.adapter is None else (*prompt.asks, model.adapter)
     with in_words_of(names):
         return model.bounds.settled(
             EngineRequest(request_id, prompt.token_ids, params, placement=model.placed(placement), asks=asks)

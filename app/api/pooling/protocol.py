@@ -13,8 +13,9 @@ from app.api.http.prompt_field import PromptField
 from app.api.http.strict_models import StrictModel
 from app.bounds import Count, Items, Text
 from app.errors import InvalidRequestError
+from app.records.late_interaction import Role
 from app.records.pooling_params import PoolingTask
-from app.records.task_prompts import TaskPrompts
+from app.records.task_prompts import QUERY, TaskPrompts
 
 EncodingFormat = Literal["float", "base64", "sparse"]
 
@@ -71,6 +72,10 @@ class InputBody(PoolingBody):
         """The text that goes before each of the inputs; InvalidRequestError for one that the model does not have."""
         return ""
 
+    def role(self) -> Role:
+        """Kind of the inputs where queries and documents are read differently."""
+        return "document"
+
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs as a list, whichever form was sent."""
         if isinstance(self.input, str):
@@ -98,6 +103,10 @@ class VectorBody(InputBody):
             field = "input_type" if self.prompt_name is None else "prompt_name"
             raise InvalidRequestError("a prompt goes before texts, not token ids or messages", param=field)
         return prompts.of(self.prompt_name, self.input_type)
+
+    def role(self) -> Role:
+        """See InputBody.role: documents, unless the prompt's name says queries."""
+        return "query" if (self.prompt_name or self.input_type or "").lower() in QUERY else "document"
 
 
 class EmbeddingRequest(VectorBody):

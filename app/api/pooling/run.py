@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -19,10 +20,12 @@ from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
+from app.records.late_interaction import LateInteraction, Role
 from app.records.outputs import PooledResult
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
+from app.text.late_prompts import late_prompts
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -73,6 +76,36 @@ def _fit_and_tokenise(
     return pooling_prompts(tokenizer, kept, limit, last_limit, keeps_end=room.keeps == "last")
 
 
+async def tokenise_late(
+    work: RequestWork,
+    model: ServedModel,
+    late: LateInteraction,
+    texts: Sequence[str],
+    room: TextRoom,
+    role: Role,
+    max_text_tokens: int | None = None,
+) -> list[PoolingPrompt]:
+    """`late_prompts` of what `room` and the model's own lengths take of each text."""
+    own = late.limit(role)
+    if own is not None:
+        room = replace(room, num_tokens=min(own, room.num_tokens), keeps="first")
+    cost_s = TOKENISE_S_PER_CHAR * sum(map(len, texts))
+    return await work.run(cost_s, _fit_late, model.tokenizer, late, texts, room, role, max_text_tokens)
+
+
+def _fit_late(
+    tokenizer: Tokenizer,
+    late: LateInteraction,
+    texts: Sequence[str],
+    room: TextRoom,
+    role: Role,
+    max_text_tokens: int | None,
+) -> list[PoolingPrompt]:
+    fitting = [room.fit(tokenizer, text) for text in texts]
+    limit = None if room.keeps == "all" else room.num_tokens
+    return late_prompts(tokenizer, late, fitting, role, limit, max_text_tokens)
+
+
 async def read_inputs(
     work: RequestWork, body: InputBody, model: ServedModel, limits: RequestLimits
 ) -> list[PoolingPrompt]:
@@ -99,6 +132,8 @@ async def read_inputs(
     if not texts:
         return [_cut(ids, room) for ids in given if not isinstance(ids, str)]
     check_total_chars(sum(map(len, texts)), limits, "input")
+    if (late := pooling_of(model).late) is not None:
+        return await tokenise_late(work, model, late, texts, room, body.role())
     if body.add_special_tokens:
         return await tokenise(work, model, [(text, None) for text in texts], room)
     return [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)]
@@ -131,7 +166,11 @@ async def pool(
         pooling_request(model, f"{request_id}-{i}", prompt, params, placement, names=names)
         for i, prompt in enumerate(prompts)
     ]
-    return await _gather(client, request, model, requests)
+    found = await _gather(client, request, model, requests)
+    return [
+        result if prompt.kept is None else PooledResult.of(prompt.counted(result.array()))
+        for result, prompt in zip(found, prompts, strict=True)
+    ]
 
 
 async def _gather(

@@ -1,4 +1,5 @@
-"""POST /score and /rerank: how well texts go together, by a cross-encoder's score or the cosine of two embeddings."""
+"""POST /score and /rerank: how well texts go together, by a cross-encoder's score, the cosine of two embeddings, or
+MaxSim of the vectors of their tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +17,18 @@ from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
-from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise
+from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise, tokenise_late
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.late_interaction import LateInteraction
 from app.records.pooling_params import PoolingParams
+from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.pooling_prompt import PoolingPrompt
+from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
+
+PRODUCT_S = 5e-10  # of a core, for one product of two vectors' entries
 
 
 def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
@@ -100,6 +106,8 @@ async def _scores(
         raise UnsupportedError(
             "scores of an embedding model are cosines, products of sparse ones", param="use_activation"
         )
+    if pooling.late is not None:
+        return await _late_scores(client, request, body, model, pooling.late, asked, room)
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
     prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
@@ -110,6 +118,36 @@ async def _scores(
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
     return [float(left[first] @ right[second]) for first, second in pairs], prompts
+
+
+async def _late_scores(
+    client: EngineClient,
+    request: Request,
+    body: PoolingBody,
+    model: ServedModel,
+    late: LateInteraction,
+    asked: _Pairs,
+    room: TextRoom,
+) -> tuple[list[float], list[PoolingPrompt]]:
+    """The same of a model that compares texts vector by vector."""
+    work, before, pairs = work_of(request), pooling_of(model).prompts, asked.texts
+    firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    queries = [before.first_of(QUERY) + text for text in firsts]
+    documents = [before.first_of(DOCUMENT) + text for text in seconds]
+    prompts = await tokenise_late(work, model, late, queries, room, "query")
+    prompts += await tokenise_late(work, model, late, documents, room, "document", asked.max_last_tokens)
+    params, names = PoolingParams(task="token_embed"), {"prompt": asked.field}
+    results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
+    vectors = [result.array() for result in results]
+    left = dict(zip(firsts, vectors, strict=False))
+    right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
+    products = sum(len(left[first]) * right[second].size for first, second in pairs)
+    found = await work.run(products * PRODUCT_S, _all_scores, late, [(left[a], right[b]) for a, b in pairs])
+    return found, prompts
+
+
+def _all_scores(late: LateInteraction, pairs: list[tuple[Float32Array, Float32Array]]) -> list[float]:
+    return [late.score(query, document) for query, document in pairs]
 
 
 ENDPOINT = Endpoint(

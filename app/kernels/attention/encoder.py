@@ -78,11 +78,12 @@ def encoder_attention(
     scale: float,
     window: int | None = None,
     bias: ScoreBias | None = None,
+    seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention within each text: query [T, H, D], key and value [T, Hkv, D] -> [T, H, D].
 
     With a `window`, a token sees only those fewer than `window` places away, on both sides; `bias` gives what is added
-    to the scores of a group.
+    to the scores of a group; `seen` [T], bool: tokens without it are no keys (one of each text has it).
     """
     out = torch.empty_like(query)
     repeats = query.shape[1] // key.shape[1]
@@ -90,10 +91,18 @@ def encoder_attention(
         key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
     for group in plan.groups:
         q, k, v = (_padded(x, group) for x in (query, key, value))
-        attended = _attended(q, k, v, group.mask, scale, window, bias)
+        attended = _attended(q, k, v, _mask(group, seen), scale, window, bias)
         rows = attended.transpose(1, 2).reshape(-1, *query.shape[1:])
         out.index_copy_(0, group.targets, rows if group.kept is None else rows.index_select(0, group.kept))
     return out
+
+
+def _mask(group: EncoderGroup, seen: torch.Tensor | None) -> torch.Tensor | None:
+    """The keys that count, [n, 1, 1, L]; None: all of them."""
+    if seen is None:
+        return group.mask
+    own = seen[group.tokens].view(group.shape[0], 1, 1, group.shape[1])
+    return own if group.mask is None else own & group.mask
 
 
 def _attended(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from app.checkpoints.model_info import ModelInfo
+from app.errors import UnsupportedError
+from app.layers.context import BuildContext
 from app.models.encoder import EncoderClassifier, EncoderModel
 from app.models.vocabulary import EncoderForMaskedLM
 
@@ -28,6 +31,16 @@ class BertModel(EncoderModel):
 
     prefix = "bert."
     names = BERT_NAMES
+
+
+class ColBert(BertModel):
+    """The encoder of Stanford's ColBERT, whose linear layer over the tokens lies beside it."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        if info.hf_config.get("model_type") != "bert":
+            kind = info.hf_config.get("model_type")
+            raise UnsupportedError(f"{info.architecture} over {kind!r:.80} is not supported, BERT is", param="model")
+        super().__init__(ctx, info)
 
 
 class BertForSequenceClassification(EncoderClassifier, BertModel):

@@ -21,6 +21,7 @@ WORKER_FEATURES: Registry[Callable[[FeatureContext], WorkerFeature | None]] = Re
     "feature",
     {
         "token_types": "app.worker.features.token_types:create",
+        "query_expansion": "app.worker.features.query_expansion:create",
         "adapters": "app.worker.lora.adapters:create",
         "expert_balance": "app.worker.eplb.balancer:create",
         "prompt_logprobs": "app.worker.features.prompt_logprobs:create",

@@ -45,6 +45,28 @@ def test_what_is_added_to_scores_and_heads_that_share_keys() -> None:
         torch.testing.assert_close(found[start:end], (probs @ v).transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 9])
+def test_tokens_that_are_not_seen(window: int | None) -> None:
+    """Padding of another text beside them, and long texts whose windows are computed in blocks."""
+    torch.manual_seed(2)
+    lengths, num_seen = [7, 9, 30, 80], [7, 3, 12, 70]
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    query, key, value = torch.randn(3, starts[-1], 2, 8).unbind()
+    places = torch.cat([torch.arange(length) for length in lengths])
+    seen = places < torch.tensor(num_seen).repeat_interleave(torch.tensor(lengths))
+    plan = plan_encoder(starts, torch.device("cpu"))
+    found = encoder_attention(query, key, value, plan, 0.3, window, None, seen)
+    for (start, end), count in zip(pairwise(starts), num_seen, strict=True):
+        q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
+        offsets = torch.arange(end - start)
+        hidden = offsets.expand(end - start, -1) >= count
+        if window is not None:
+            hidden = hidden | ((offsets[:, None] - offsets).abs() >= window)
+        probs = (q @ k.transpose(1, 2) * 0.3).masked_fill(hidden, float("-inf")).softmax(-1)
+        some = ~hidden.all(1)  # of what sees nothing, nothing is asked
+        torch.testing.assert_close(found[start:end][some], (probs @ v).transpose(0, 1)[some], atol=1e-5, rtol=1e-5)
+
+
 def test_padding_is_bounded() -> None:
     starts = [0, *torch.randint(1, 300, (200,), generator=torch.Generator().manual_seed(1)).cumsum(0).tolist()]
     plan = plan_encoder(starts, torch.device("cpu"))
