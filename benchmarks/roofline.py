@@ -31,6 +31,7 @@ class Floor:
     num_experts: int = 0
     experts_per_token: int = 0
     expert_bytes: float = BYTES  # of one parameter of an expert
+    state_bytes: int = 0  # of one request, read and written by each step of it
 
     @classmethod
     def of(cls, shape: str, kv_cache_dtype: str = "auto") -> Floor:
@@ -38,19 +39,24 @@ class Floor:
         s = SHAPES[shape]
         layers, hidden, heads = (s[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         attention, cached, width = _attention(s)
+        recurrent = s.get("layer_types", []).count("linear_attention")
+        of_delta, state_bytes = _delta(s) if recurrent else (0, 0)
         sparse = _layers_of_experts(s)
         shared = s.get("n_shared_experts", 0) * s.get("moe_intermediate_size", 0)
+        shared += s.get("shared_expert_intermediate_size", 0)
         wide = (layers - sparse) * s["intermediate_size"] + sparse * shared
-        kv_bytes = layers * cached * (1 if kv_cache_dtype == "fp8" else BYTES)
+        attends = layers - recurrent
+        kv_bytes = attends * cached * (1 if kv_cache_dtype == "fp8" else BYTES)
         return cls(
-            layers * attention + 3 * hidden * wide,
+            attends * attention + recurrent * of_delta + 3 * hidden * wide,
             hidden * s["vocab_size"],
             kv_bytes,
-            layers * heads * width,
+            attends * heads * width,
             sparse * 3 * hidden * s.get("moe_intermediate_size", s["intermediate_size"]),
             _num_experts(s),
             s.get("num_experts_per_tok", 0),
             MXFP4_BYTES if s.get("quantization_config", {}).get("quant_method") == "mxfp4" else BYTES,
+            recurrent * state_bytes,
         )
 
     def read_experts(self, tokens: float) -> float:
@@ -68,7 +74,8 @@ class Floor:
 
     def decode_s(self, batch: int, context: float) -> float:
         """A step of `batch` requests with `context` tokens each."""
-        return self.linear_s(batch, self.head_weights) + batch * context * self.kv_bytes / BANDWIDTH
+        of_request = context * self.kv_bytes + 2 * self.state_bytes
+        return self.linear_s(batch, self.head_weights) + batch * of_request / BANDWIDTH
 
     def prefill_s(self, tokens: int) -> float:
         """One prompt and its first token."""
@@ -93,12 +100,24 @@ def _attention(s: Mapping[str, Any]) -> tuple[int, int, float]:
     hidden, heads = s["hidden_size"], s["num_attention_heads"]
     if "kv_lora_rank" not in s:
         kv_heads, dim = s["num_key_value_heads"], s["head_dim"]
-        return 2 * hidden * heads * dim + 2 * hidden * kv_heads * dim, 2 * kv_heads * dim, dim
+        of_queries = 3 if "linear_num_key_heads" in s else 2  # with a gate
+        return of_queries * hidden * heads * dim + 2 * hidden * kv_heads * dim, 2 * kv_heads * dim, dim
     latent, rope, nope, value = (
         s[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     )
     weights = hidden * heads * (nope + rope + value) + hidden * (latent + rope) + heads * latent * (nope + value)
     return weights, latent + rope, (nope + rope + value) / 2
+
+
+def _delta(s: Mapping[str, Any]) -> tuple[int, int]:
+    """(weights, bytes of a state) of a layer of gated delta net."""
+    keys, values, key_dim, value_dim = (
+        s[name]
+        for name in ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    )
+    mixed = 2 * keys * key_dim + values * value_dim
+    weights = s["hidden_size"] * (mixed + 2 * values * value_dim + 2 * values)
+    return weights, 4 * values * value_dim * key_dim + BYTES * mixed * (s["linear_conv_kernel_dim"] - 1)
 
 
 def _num_experts(s: Mapping[str, Any]) -> int:

@@ -8,6 +8,11 @@ from typing import Any
 
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "dtype": "bfloat16"}
 
+_DELTA = {
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128},
+    **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25},
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
@@ -55,6 +60,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
         "norm_topk_prob": True, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
         "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False, "rope_theta": 1e6, "eos_token_id": 151645,
+    },
+    "qwen3.5-4b": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 2560,
+        "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 256, **_DELTA, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+        "vocab_size": 248320, "tie_word_embeddings": True, "rope_theta": 1e7, "eos_token_id": 248044,
+    },
+    "qwen3.6-35b-a3b": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, **_DELTA,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+        "vocab_size": 248320, "tie_word_embeddings": False, "rope_theta": 1e7, "eos_token_id": 248044,
     },
     "mixtral8x7b": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096,
@@ -131,6 +150,7 @@ SHAPES |= {
     "llama-8b-int8": {**SHAPES["llama-8b"], "quantization_config": _INT8},
     "llama-8b-fp8-blocks": {**SHAPES["llama-8b"], "quantization_config": _FP8_BLOCKS},
     "qwen30a3b-fp8": {**SHAPES["qwen30a3b"], "quantization_config": _FP8_BLOCKS},
+    "qwen3.6-35b-a3b-fp8": {**SHAPES["qwen3.6-35b-a3b"], "quantization_config": _FP8_BLOCKS},
 }
 # The kernels of the others, soon started.
 SHAPES["llama-8b-gptq-2"] = {**SHAPES["llama-8b-gptq"], "num_hidden_layers": 2}
