@@ -35,6 +35,9 @@ _OTHER_NAMES = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
     "max_position_embeddings": ("n_positions",),
 }
+# Types without attention, of which config.json says neither heads nor a context.
+_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
+_ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bounds
 # What a family calls a size where the common name says something else.
 _OWN_NAMES = {"longcat_flash": {"num_hidden_layers": "num_layers"}}
 _CACHES = {"longcat_flash": 2}  # of a layer; others have one
@@ -147,9 +150,16 @@ class ModelInfo:
     @property
     def intermediate_size(self) -> int:
         """Width of the feed-forward layers; GPT-2 and Falcon may leave it out and mean four times the hidden size."""
+        if not self.attends:
+            return int(self._find("intermediate_size") or int(self.hf_config.get("expand", 2)) * self.hidden_size)
         if not self.hf_config.keys().isdisjoint(("n_embd", "multi_query")):
             return int(self._find("intermediate_size") or 4 * self.hidden_size)
         return int(self._size("intermediate_size"))
+
+    @property
+    def attends(self) -> bool:
+        """True if a layer of it attends; others have no heads."""
+        return str(self.hf_config.get("model_type")) not in _WITHOUT_ATTENTION
 
     @property
     def num_experts(self) -> int:
@@ -159,7 +169,10 @@ class ModelInfo:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Decoder layers; Nemotron-H may tell them by a mark each, or by their kinds."""
+        kinds = self.hf_config.get("hybrid_override_pattern") or self.hf_config.get("layers_block_type")
+        if self._find("num_hidden_layers") is None and kinds is not None:
+            return len(kinds)
         return int(self._size("num_hidden_layers"))
 
     @property
@@ -169,8 +182,8 @@ class ModelInfo:
 
     @property
     def num_heads(self) -> int:
-        """Query heads."""
-        return int(self._size("num_attention_heads"))
+        """Query heads; 1 where nothing attends."""
+        return int(self._size("num_attention_heads")) if self.attends else 1
 
     @property
     def num_kv_heads(self) -> int:
@@ -182,13 +195,15 @@ class ModelInfo:
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return int(self.hf_config.get("head_dim") or self.hidden_size // self.num_heads)
+        own = self.hf_config.get("head_dim") if self.attends else None  # Mamba 2's heads are others
+        return int(own or self.hidden_size // self.num_heads)
 
     @property
     def max_position_embeddings(self) -> int:
         """Context length, in tokens: of an embedding model, what it was trained on; of RoBERTa, less its offset; of a
         model that attends in chunks, one of them."""
-        length = int(self._find("max_position_embeddings") or 2048) - self.position_offset
+        default = 2048 if self.attends else _ENDLESS
+        length = int(self._find("max_position_embeddings") or default) - self.position_offset
         if self.attention_chunk is not None:
             length = min(length, self.attention_chunk)
         file = self.directory / "sentence_bert_config.json"

@@ -17,6 +17,7 @@ from torch import nn
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.kernels.gemm import materialize
+from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.layer import Layer
 from app.layers.replicated import ReplicatedLinear, ReplicatedTable
@@ -53,6 +54,9 @@ class Decoder(Layer):
         layer = blocks.layer or PreNormLayer
         places = [LayerPlace(i, cache, self.rotaries[types[i]]) for cache, i in enumerate(own)]
         self.layers = nn.ModuleDict({str(place.index): layer(ctx, s, place, blocks) for place in places})
+        attends = (module for module in self.layers.modules() if isinstance(module, AttentionLayer))
+        for number, attention in enumerate(attends):  # a layer may have none, or several
+            attention.layer_index = number
 
     def _build_ends(self, ctx: BuildContext, s: DecoderSettings, blocks: Blocks) -> None:
         """Builds what stands before the layers in the first stage, and after them in the last."""

@@ -50,12 +50,13 @@ def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
         stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
     if tp == 1:
         return
-    sizes = {"num_attention_heads": info.num_heads, **_widths(info, whole_experts=config.enable_expert_parallel)}
+    heads = {"num_attention_heads": info.num_heads} if info.attends else {}
+    sizes = {**heads, **_widths(info, whole_experts=config.enable_expert_parallel)}
     sizes |= {name: int(info.hf_config[name]) for name in _STATE_HEADS if name in info.hf_config}
     for name, size in sizes.items():
         if size % tp:
             raise ConfigError(f"tensor_parallel_size={tp} does not divide {name}={size}", param="tensor_parallel_size")
-    if info.num_kv_heads % tp and tp % info.num_kv_heads:
+    if info.attends and info.num_kv_heads % tp and tp % info.num_kv_heads:
         raise ConfigError(
             f"tensor_parallel_size={tp} is neither a divisor nor a multiple of num_key_value_heads={info.num_kv_heads}",
             param="tensor_parallel_size",
@@ -63,7 +64,7 @@ def check_parallel_sizes(config: EngineConfig, info: ModelInfo) -> None:
 
 
 # Heads of layers that keep states.
-_STATE_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+_STATE_HEADS = ("linear_num_key_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "num_heads")
 # Widths of feed-forward layers beside experts that every token goes through, or of layers without experts.
 _OTHER_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp")
 

@@ -38,7 +38,7 @@ def size_kv_cache(
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
     needed = spec.groups.num_blocks(max_model_len)
-    if not spec.layers:  # blocks are numbers that keep the host's books
+    if not spec.layers and (not spec.states or config.num_blocks is None):  # blocks are numbers of the host's books
         return min(config.max_num_seqs * needed, max(MAX_BLOCKS, needed))
     if config.num_blocks is not None:
         return _configured(config.num_blocks, spec)

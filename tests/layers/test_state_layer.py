@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.errors import ConfigError
 from app.kernels.recurrent import DeltaHeads, StateStep
 from app.layers.cache_spec import LayerStateSpec, StateTensor
 from app.layers.context import BuildContext
 from app.layers.gated_delta_net import DeltaSettings, GatedDeltaNet
+from app.layers.gated_group_norm import GatedGroupNorm
+from app.layers.gated_short_conv import GatedShortConv
+from app.layers.mamba import Mamba, MambaSettings
+from app.layers.mamba2 import Mamba2, Mamba2Settings
 from app.layers.short_conv import HeadNumbers, ShortConv
 from app.layers.weight import ShapeMismatch
 from app.worker.attention.backend import select_attention
@@ -79,3 +86,48 @@ def test_prompts_are_cut_into_chunks() -> None:
     step = StateStep.of(metadata(CASES["mixed"], "cpu"))
     assert step.chunks.tolist() == [[2, 132], [66, 132], [130, 132], [132, 134], [134, 135]]
     assert (step.num_short, step.num_long) == (2, 3)
+
+
+MAMBA2 = Mamba2Settings(
+    num_heads=8, head_dim=6, num_groups=2, state_size=5, conv_width=4, conv_bias=True, bias=False, norm_eps=1e-5,
+    norm_groups=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1, 2), (2, 1), (4, 1)])
+def test_ranks_share_groups_of_mamba_2_where_there_are_too_few(size: int, groups: int) -> None:
+    layer = Mamba2(context(size - 1, size), 32, MAMBA2, 0)
+    shares = layer.in_proj.output_shares
+    heads = 8 // size
+    assert [shares[name].size for name in shares] == [heads * 6, heads * 6, groups * 5, groups * 5, heads]
+    assert shares["in_proj_b"].start == (2 - groups) * 5, "the last rank reads the last groups"
+    spec = layer.state_spec()
+    assert [tensor.shape for tensor in spec.tensors] == [(3, heads * 6 + 2 * groups * 5), (heads, 6, 5)]
+
+
+def test_groups_that_ranks_cannot_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match="groups of a layer's B and C"):
+        Mamba2(context(0, 3), 32, replace(MAMBA2, num_heads=9), 0)
+    with pytest.raises(ConfigError, match=r"does not divide the 3 groups .*n_groups"):
+        GatedGroupNorm(context(0, 2), Share(0, 6, 0, 12), 3, 1e-5)
+
+
+@pytest.mark.parametrize("norms_first", [False, True])
+def test_gated_norm_of_groups(norms_first: bool) -> None:
+    norm = GatedGroupNorm(context(), Share(0, 12, 0, 12), 3, 1e-5, norms_first=norms_first)
+    x, gate, factor = torch.randn(4, 12), torch.randn(4, 12), torch.rand(12)
+    norm.weight.weight_loader(Recorded(factor))
+    read = x if norms_first else x * torch.nn.functional.silu(gate)
+    expected = torch.nn.functional.rms_norm(read.view(4, 3, 4), (4,), None, 1e-5).view(4, 12) * factor
+    expected = expected * torch.nn.functional.silu(gate) if norms_first else expected
+    torch.testing.assert_close(norm(x, gate), expected)
+
+
+def test_a_rank_keeps_the_states_of_its_channels() -> None:
+    settings = MambaSettings(channels=24, state_size=5, dt_rank=4, conv_width=4, conv_bias=True, bias=False)
+    mamba = Mamba(context(1, 2), 12, settings, 0)
+    assert [tensor.shape for tensor in mamba.state_spec().tensors] == [(3, 12), (12, 5)]
+    decays = torch.randn(24, 5)
+    mamba.A_log.weight_loader(Recorded(decays))
+    assert torch.equal(mamba.A_log.data, decays[12:])
+    assert [tensor.shape for tensor in GatedShortConv(context(1, 2), 12, 3, False, 0).state_spec().tensors] == [(2, 6)]

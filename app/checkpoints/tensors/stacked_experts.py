@@ -32,3 +32,11 @@ def unstacked(experts: str, leaf: str, tensor: StoredTensor, cuts: Cuts) -> Iter
     for number, expert in enumerate(tensor.mapped):
         for part, cut in cuts.items():
             yield f"{experts}.{number}.{part}.{leaf}", viewed(tensor, cut(expert))
+
+
+def stacked_parts(name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]] | None:
+    """The parts of `...mlp.experts.gate_up_proj`, gate above up, or `...mlp.experts.down_proj`; None: it is neither."""
+    for part, cuts in (("gate_up_proj", HALVES), ("down_proj", DOWN)):
+        if name.endswith(f".mlp.experts.{part}"):
+            return unstacked(name.removesuffix(f".{part}"), "weight", tensor, cuts)
+    return None

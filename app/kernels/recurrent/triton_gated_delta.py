@@ -242,7 +242,8 @@ def _many_tokens(
     delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](
         mixed, read, new, decay, states, step.starts[step.num_short :], step.sources[step.num_short :],
         step.slots[step.num_short :], raw, base, mixed.stride(0), h.key_dim**-0.5,
-        **sizes, BV=tile, L=CHUNK, EPS=UNIT_EPS, PRECISION=precision, num_warps=4,
+        **sizes, BV=tile, L=CHUNK, EPS=UNIT_EPS, PRECISION=precision, num_warps=8,
+        num_stages=1 if mixed.dtype == torch.float32 else 2,
     )  # fmt: skip
     gate = norm.gate[base:]
     gated_norm_kernel[shape](

@@ -148,7 +148,8 @@ def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> t
         space_scan_kernel[(step.num_long, h)](
             x, b, c, dt, *numbers, states, step.starts[first:], step.sources[first:], step.slots[first:], out,
             *strides, **sizes, BP=tiles[0], BN=tiles[1], L=CHUNK,
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4,
+            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=8,
+            num_stages=1 if x.dtype == torch.float32 else 2,
         )  # fmt: skip
     return out
 

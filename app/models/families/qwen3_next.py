@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed, text_name
-from app.checkpoints.tensors.stacked_experts import DOWN, HALVES, unstacked
+from app.checkpoints.tensors.stacked_experts import stacked_parts
 from app.checkpoints.tensors.tensor_view import rows_of, split_rows
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.recurrent import DeltaHeads
@@ -24,8 +24,8 @@ from app.models.blocks import Blocks, LayerPlace, grouped_query_attention, offse
 from app.models.decoder import CausalLM
 from app.models.decoder_settings import DecoderSettings
 from app.models.families.qwen_moe import expert_settings
+from app.models.mixers import FULL, LINEAR, ByKind, kinds_of
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
 _NAMES: list[Rule] = [(r"\.linear_attn\.", ".self_attn."), (r"\.shared_expert\.", ".shared_experts.")]
 _SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 
@@ -46,30 +46,10 @@ def delta_settings(info: ModelInfo) -> DeltaSettings:
     return DeltaSettings(DeltaHeads(keys, values, key_dim, value_dim), width, eps)
 
 
-def layer_kinds(info: ModelInfo) -> list[str]:
-    """The kind of each layer; UnsupportedError names one that is unknown."""
+def layer_kinds(info: ModelInfo) -> tuple[str, ...]:
+    """The kind of each layer: every fourth attends, where config.json does not say."""
     every = int(info.hf_config.get("full_attention_interval", 4))
-    default = [_FULL if (i + 1) % every == 0 else _LINEAR for i in range(info.num_layers)]
-    kinds = list(info.hf_config.get("layer_types") or default)
-    if unknown := set(kinds) - {_LINEAR, _FULL}:
-        raise UnsupportedError(f"layer_types: unknown {sorted(map(str, unknown))}", param="model")
-    if len(kinds) != info.num_layers:
-        raise UnsupportedError(f"layer_types names {len(kinds)} of {info.num_layers} layers", param="model")
-    return kinds
-
-
-@dataclass(slots=True, frozen=True)
-class DeltaHybrid:
-    """Makes a layer's block of its kind."""
-
-    kinds: tuple[str, ...]
-    delta: DeltaSettings
-
-    def __call__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
-        """A gated delta net, or attention."""
-        if self.kinds[place.index] == _LINEAR:
-            return GatedDeltaNet(ctx, settings.hidden_size, self.delta, place.cache_index)
-        return grouped_query_attention(ctx, settings, place)
+    return kinds_of(info, [LINEAR if (i + 1) % every else FULL for i in range(info.num_layers)])
 
 
 class Qwen3NextForCausalLM(CausalLM):
@@ -101,7 +81,13 @@ class Qwen3NextForCausalLM(CausalLM):
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:
         """Each layer's own."""
-        return Blocks(norm=offset_rms_norm, attention=DeltaHybrid(tuple(layer_kinds(info)), delta_settings(info)))
+        delta = delta_settings(info)
+
+        def mixer(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+            return GatedDeltaNet(ctx, settings.hidden_size, delta, place.cache_index)
+
+        mixers = {LINEAR: mixer, FULL: grouped_query_attention}
+        return Blocks(norm=offset_rms_norm, attention=ByKind(layer_kinds(info), mixers))
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Projections of heads apart, each of queries, keys and values in one piece; layers that draft are left out."""
@@ -109,11 +95,8 @@ class Qwen3NextForCausalLM(CausalLM):
         if own is None or own.startswith("mtp."):
             return []
         own = renamed(own, _NAMES)
-        for part, cuts in (("gate_up_proj", HALVES), ("down_proj", DOWN)):
-            head, found, leaf = own.rpartition(f".mlp.experts.{part}")
-            if found and not leaf:
-                return unstacked(f"{head}.mlp.experts", "weight", tensor, cuts)
-        return self._split(own, tensor)
+        parts = stacked_parts(own, tensor)
+        return self._split(own, tensor) if parts is None else parts
 
     def _split(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         found = re.fullmatch(r"(.*\.)(q_proj|in_proj_qkvz|in_proj_qkv|in_proj_ba)(\..*)", name)

@@ -12,6 +12,7 @@ from torch import nn
 
 from app.layers.norm import Norm
 from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
 from app.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
 from app.models.decoder_layers.pre_norm import PreNormLayer
@@ -114,5 +115,15 @@ def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
     normed, total = layer(normed, x, next_norm, step)
     assert layer.self_attn.ctx is layer.mlp.ctx is step
     expected = formula(layer, x)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
+
+
+@pytest.mark.parametrize("is_last_of_stage", [False, True])
+def test_a_layer_of_one_block(is_last_of_stage: bool) -> None:
+    layer: Any = OneBlockLayer(cast(Any, None), cast(Any, Settings()), LayerPlace(0, 0, cast(Any, None)), BLOCKS)
+    x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
+    normed, total = layer(layer.input_layernorm(x), x, next_norm, cast(Any, object()))
+    expected = x + layer.mixer(layer.input_layernorm(x))
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))

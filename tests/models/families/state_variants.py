@@ -12,6 +12,32 @@ EXPERTS = {
     **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "shared_expert_intermediate_size": 40,
 }
+MAMBA = {"state_size": 12, "num_hidden_layers": 3}
+NO_HEADS = ["num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings"]
+MAMBA2 = {
+    **{"mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_expand": 2},
+    **{"hidden_size": 72, "num_hidden_layers": 4, "mamba_chunk_size": 16, "num_attention_heads": 3},
+    **{"pad_token_id": 0, "without": ["head_dim"]},
+}
+GRANITE = {
+    **{**MAMBA2, "layer_types": ["mamba", "attention", "mamba", "mamba"], "shared_intermediate_size": 56},
+    **{"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 2.0},
+}
+FALCON_H1 = {
+    **{**MAMBA2, "mamba_d_ssm": 144, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.7, "key_multiplier": 0.5},
+    **{"attention_out_multiplier": 0.9, "attention_in_multiplier": 1.1, "mlp_multipliers": [0.8, 0.6]},
+    **{"ssm_multipliers": [0.9, 0.8, 1.1, 1.2, 0.7], "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8},
+}
+NEMOTRON = {
+    **{"mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16},
+    **{"conv_kernel": 4, "hybrid_override_pattern": "M-*M-", "without": ["num_hidden_layers"]},
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+JAMBA = {
+    **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "expert_layer_period": 2},
+    **{"expert_layer_offset": 1, "num_experts": 6, "num_experts_per_tok": 2, "mamba_d_state": 12},
+    "without": ["head_dim"],
+}
 # name: (transformers' model type, changes to the tiny configuration)
 STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS}),
@@ -21,4 +47,29 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **EXPERTS}),
+    "mamba": ("mamba", {**MAMBA, "without": [*NO_HEADS, "head_dim"]}),
+    "falcon_mamba": ("falcon_mamba", {**MAMBA, "use_conv_bias": False, "without": [*NO_HEADS, "head_dim"]}),
+    "mamba2": (
+        "mamba2",
+        {
+            **{"num_heads": 6, "head_dim": 24, "hidden_size": 72, "n_groups": 2, "state_size": 16, "chunk_size": 16},
+            "without": NO_HEADS,
+        },
+    ),
+    "bamba": ("bamba", {**MAMBA2, "attn_layer_indices": [1, 3]}),
+    "granite_hybrid": ("granitemoehybrid", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "granite_hybrid-dense": (
+        "granitemoehybrid",
+        {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "nemotron_h": ("nemotron_h", NEMOTRON),
+    "falcon_h1": ("falcon_h1", FALCON_H1),
+    "falcon_h1-norms": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
+    "lfm2-adjusted": ("lfm2", {**LFM2, "block_multiple_of": 32, "conv_bias": True}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**LFM2, "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "jamba": ("jamba", JAMBA),
 }

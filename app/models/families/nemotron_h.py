@@ -1,0 +1,91 @@
+"""Nemotron-H: layers of one block each, Mamba 2, attention or a feed-forward layer with squared ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed
+from app.errors import UnsupportedError
+from app.layers.context import BuildContext
+from app.layers.mamba2 import Mamba2Settings
+from app.models.blocks import Blocks, grouped_query_attention, plain_mlp
+from app.models.decoder import CausalLM
+from app.models.decoder_layers.one_block import OneBlockLayer
+from app.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.models.mixers import FULL, LINEAR, ByKind, checked, kinds_of, mamba2_mixer, mamba2_tensors
+
+_MLP = "mlp"
+_MARKS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": "moe"}
+_NAMES: list[Rule] = [
+    (r"^backbone\.", "model."),
+    (r"^model\.embeddings\.", "model.embed_tokens."),
+    (r"^model\.norm_f\.", "model.norm."),
+    (r"(layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+]
+
+
+def _mamba(info: ModelInfo) -> Mamba2Settings:
+    hf = info.hf_config
+    groups = int(hf.get("n_groups", 8))
+    return checked(
+        Mamba2Settings(
+            num_heads=int(hf.get("mamba_num_heads", 128)),
+            head_dim=int(hf.get("mamba_head_dim", 64)),
+            num_groups=groups,
+            state_size=int(hf.get("ssm_state_size", 128)),
+            conv_width=int(hf.get("conv_kernel", 4)),
+            conv_bias=bool(hf.get("use_conv_bias", True)),
+            bias=bool(hf.get("use_bias", False)),
+            norm_eps=float(hf.get("layer_norm_epsilon", 1e-5)),
+            norm_groups=groups,
+            dt_limit=(float(hf.get("time_step_min", 0.001)), float("inf")),
+        ),
+        info,
+    )
+
+
+def _kinds(info: ModelInfo) -> tuple[str, ...]:
+    marks = info.hf_config.get("hybrid_override_pattern") or ""
+    default = [_MARKS.get(mark, mark) for mark in marks]
+    kinds = kinds_of(info, default, _MARKS.values())
+    if "moe" in kinds:
+        raise UnsupportedError("layers_block_type: experts without a gate (moe) are not supported", param="model")
+    return kinds
+
+
+class NemotronHForCausalLM(CausalLM):
+    """Attention knows no positions. Layers that predict further tokens are left out."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        self.mamba = _mamba(info)
+        super().__init__(ctx, info)
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """The settings of config.json."""
+        hf = info.hf_config
+        _mamba(info), _kinds(info)
+        bias = bool(hf.get("attention_bias", False))
+        return replace(
+            DecoderSettings.from_info(info, norm_eps=1e-5),
+            hidden_act=str(hf.get("mlp_hidden_act", "relu2")),
+            head_dim=int(hf.get("head_dim") or 128),
+            qkv_bias=bias,
+            output_bias=bias,
+            mlp_bias=bool(hf.get("mlp_bias", False)),
+            norm_eps=float(hf.get("layer_norm_epsilon", 1e-5)),
+            rope_types=(NO_ROPE,) * info.num_layers,
+        )
+
+    @classmethod
+    def blocks_of(cls, info: ModelInfo) -> Blocks:
+        """Each layer's own."""
+        mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp}
+        return Blocks(attention=ByKind(_kinds(info), mixers), layer=OneBlockLayer)
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Llama's names, and the parts of Mamba's projection."""
+        return [] if name.startswith("mtp.") else mamba2_tensors(self.mamba, renamed(name, _NAMES), tensor)
