@@ -86,9 +86,9 @@ def test_weights_are_no_safetensors(manta: Manta, model: Path) -> None:
 
 
 def test_unknown_architecture(manta: Manta, model: Path) -> None:
-    change_config(model, architectures=["MambaForCausalLM"])
+    change_config(model, architectures=["RwkvForCausalLM"])
     mistake = manta("serve", model).mistake
-    assert "unknown architecture 'MambaForCausalLM' (through transformers: it keeps a recurrent state" in mistake
+    assert "unknown architecture 'RwkvForCausalLM' (through transformers: it keeps a recurrent state" in mistake
     assert "LlamaForCausalLM" in mistake
 
 

@@ -17,7 +17,7 @@ def test_every_architecture_has_a_line(capsys: pytest.CaptureFixture[str]) -> No
     through = {name for name, use in lines.items() if "(through transformers)" in use}
     assert lines.keys() - through == set(MODELS) | (set(POOLING_MODELS) - through)
     assert {"Starcoder2ForCausalLM", "ApertusForCausalLM"} <= through
-    assert not through & {*MODELS, "MambaForCausalLM", "GPTJForCausalLM"}
+    assert not through & {*MODELS, "RwkvForCausalLM", "GPTJForCausalLM"}
     assert lines["LlamaForCausalLM"] == "generate (TP, PP, quantized), pooling (TP)"
     assert lines["GPT2LMHeadModel"] == "generate (TP, PP, quantized)"
     assert main(["models", "--runner", "pooling"]) == 0

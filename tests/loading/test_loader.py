@@ -172,7 +172,7 @@ def test_dummy_weights_follow_the_seed(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, r"unknown model architecture 'MambaForCausalLM'; known: .*Aquila"),
+        ({"architectures": ["RwkvForCausalLM"]}, r"unknown model architecture 'RwkvForCausalLM'; known: .*Aquila"),
         ({"hidden_act": "mish"}, "unknown hidden_act 'mish'"),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
         ({"num_key_value_heads": 3}, "num_attention_heads=2 is no multiple of num_key_value_heads=3"),

@@ -17,7 +17,7 @@ _FEW_TOKENS, _MANY_TOKENS = 4, 32
 
 
 @quick_launch
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def causal_conv_kernel(
     p_x, p_weight, p_bias, p_states, p_starts, p_sources, p_slots, p_row_of_token, p_out, num_tokens, stride_x,
     C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, ACTIVATE: tl.constexpr,

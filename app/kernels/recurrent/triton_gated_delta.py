@@ -72,7 +72,7 @@ def delta_step_kernel(
 
 
 @quick_launch
-@triton.jit
+@triton.jit(do_not_specialize=["base"])  # a number of decodes, which is another one in each step
 def delta_chunk_kernel(
     p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_chunks, p_read, p_new, p_decay, base,
     stride_mixed, stride_a, stride_b,
@@ -118,14 +118,14 @@ def delta_chunk_kernel(
 
 
 @quick_launch
-@triton.jit
+@triton.jit(do_not_specialize=["base", "first_row"])
 def delta_scan_kernel(
-    p_mixed, p_read, p_new, p_decay, p_states, p_starts, p_sources, p_slots, p_out, base, stride_mixed, scale,
+    p_mixed, p_read, p_new, p_decay, p_states, p_starts, p_sources, p_slots, p_out, base, first_row, stride_mixed, scale,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, HV, tiles of BV values): from chunk to chunk of a request. Pointers begin at the first such row."""
-    i_r, i_h = tl.program_id(0), tl.program_id(1)
+    """Grid (rows, HV, tiles of BV values): from chunk to chunk of a request, from the first such row on."""
+    i_r, i_h = first_row + tl.program_id(0), tl.program_id(1)
     i_key = i_h // (HV // HK)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
     b_first, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
@@ -240,8 +240,8 @@ def _many_tokens(
     )  # fmt: skip
     tile = min(value_tile, _VALUES)
     delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](
-        mixed, read, new, decay, states, step.starts[step.num_short :], step.sources[step.num_short :],
-        step.slots[step.num_short :], raw, base, mixed.stride(0), h.key_dim**-0.5,
+        mixed, read, new, decay, states, step.starts, step.sources,
+        step.slots, raw, base, step.num_short, mixed.stride(0), h.key_dim**-0.5,
         **sizes, BV=tile, L=CHUNK, EPS=UNIT_EPS, PRECISION=precision, num_warps=8,
         num_stages=1 if mixed.dtype == torch.float32 else 2,
     )  # fmt: skip

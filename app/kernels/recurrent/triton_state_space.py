@@ -53,15 +53,15 @@ def space_step_kernel(
 
 
 @quick_launch
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])  # a number of decodes, which is another one in each step
 def space_scan_kernel(
-    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_sources, p_slots, p_out,
+    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_sources, p_slots, p_out, first_row,
     stride_x, stride_b, stride_c, stride_dt, dt_least, dt_most,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
     L: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, H): from chunk to chunk of a request. Pointers of rows begin at the first such row."""
-    i_r, i_h = tl.program_id(0), tl.program_id(1)
+    """Grid (rows, H): from chunk to chunk of a request, from the first such row on."""
+    i_r, i_h = first_row + tl.program_id(0), tl.program_id(1)
     i_g = i_h // (H // G)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
     b_first, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
@@ -144,9 +144,9 @@ def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> t
             num_warps=max(1, min(8, tiles[0] * tiles[1] // 2048)),
         )  # fmt: skip
     if step.num_long:
-        first, tiles = step.num_short, (max(_LEAST_DOT, next_power_of_2(p)), max(_LEAST_DOT, next_power_of_2(n)))
+        tiles = (max(_LEAST_DOT, next_power_of_2(p)), max(_LEAST_DOT, next_power_of_2(n)))
         space_scan_kernel[(step.num_long, h)](
-            x, b, c, dt, *numbers, states, step.starts[first:], step.sources[first:], step.slots[first:], out,
+            x, b, c, dt, *numbers, states, step.starts, step.sources, step.slots, out, step.num_short,
             *strides, **sizes, BP=tiles[0], BN=tiles[1], L=CHUNK,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=8,
             num_stages=1 if x.dtype == torch.float32 else 2,
