@@ -120,7 +120,8 @@ def delta_chunk_kernel(
 @quick_launch
 @triton.jit(do_not_specialize=["base", "first_row"])
 def delta_scan_kernel(
-    p_mixed, p_read, p_new, p_decay, p_states, p_starts, p_sources, p_slots, p_out, base, first_row, stride_mixed, scale,
+    p_mixed, p_read, p_new, p_decay, p_states, p_starts, p_sources, p_slots, p_out, base, first_row,
+    stride_mixed, scale,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
