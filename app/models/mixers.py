@@ -20,6 +20,7 @@ from app.models.decoder_settings import DecoderSettings
 
 Mixer = Callable[[BuildContext, DecoderSettings, LayerPlace], Any]  # keeps the contract of attention (Blocks)
 LINEAR, FULL = "linear_attention", "full_attention"
+MOST_NUMBERS = 128  # of a head, which kernels hold in registers
 _OLDER = {"mamba": LINEAR, "attention": FULL, "linear": LINEAR, "full": FULL}  # names in older configurations
 
 
@@ -98,6 +99,10 @@ def checked(settings: Mamba2Settings, info: ModelInfo) -> Mamba2Settings:
     if settings.num_heads % settings.num_groups:
         raise UnsupportedError(
             f"{settings.num_heads} heads of state spaces are no multiple of {settings.num_groups} groups", param="model"
+        )
+    if settings.head_dim > MOST_NUMBERS:
+        raise UnsupportedError(
+            f"heads of {settings.head_dim} numbers: state spaces have at most {MOST_NUMBERS}", param="model"
         )
     act = str(info.hf_config.get("mamba_hidden_act", info.hf_config.get("hidden_act", "silu")))
     if act not in ("silu", "swish"):

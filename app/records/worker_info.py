@@ -27,6 +27,11 @@ class WorkerInfo:
     kv_windows: tuple[int | None, ...] = (None,)
     states: StatePool | None = None  # None: no layer keeps any
 
+    @property
+    def finds_prefixes(self) -> bool:
+        """False where blocks alone are of no use: layers keep states, and no copies of them are kept."""
+        return self.states is None or self.states.num_kept > 0
+
 
 @dataclass(slots=True, frozen=True)
 class RendezvousInfo:

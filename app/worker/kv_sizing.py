@@ -92,7 +92,8 @@ def _describe_states(spec: KVCacheSpec, num_rows: int) -> str:
     worth = f", as {spec.bytes_per_state // spec.bytes_per_token} tokens" if spec.bytes_per_token else ""
     return (
         f"states: {mib:.{0 if mib >= 10 else 2}f} MiB a request{worth}; {num_rows} requests at once "
-        f"(max_num_seqs), {num_rows * mib:.{0 if num_rows * mib >= 10 else 1}f} MiB"
+        f"(max_num_seqs), {num_rows * mib:.{0 if num_rows * mib >= 10 else 1}f} MiB; prefixes are not cached, whatever "
+        "enable_prefix_caching says"
     )
 
 

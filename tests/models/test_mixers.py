@@ -50,5 +50,7 @@ def test_sizes_of_mamba_2_that_do_not_fit_are_refused() -> None:
         mamba2_settings(info(mamba_n_heads=6, mamba_d_head=7))
     with pytest.raises(UnsupportedError, match="no multiple of 4 groups"):
         mamba2_settings(info(mamba_n_heads=6, mamba_n_groups=4))
+    with pytest.raises(UnsupportedError, match="heads of 192 numbers: state spaces have at most 128"):
+        mamba2_settings(info(mamba_n_heads=1, mamba_expand=8))
     with pytest.raises(UnsupportedError, match="silu alone"):
         mamba2_settings(info(mamba_n_heads=6, hidden_act="gelu"))

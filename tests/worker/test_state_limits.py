@@ -60,7 +60,9 @@ def test_states_and_blocks_come_out_of_one_budget() -> None:
 
 def test_a_start_says_what_a_state_costs() -> None:
     first, second = describe(SPEC, 10, 64, num_rows=4096)
-    assert first == "states: 0.00 MiB a request, as 0 tokens; 4096 requests at once (max_num_seqs), 1.8 MiB"
+    assert first.startswith("states: 0.00 MiB a request, as 0 tokens; 4096 requests at once (max_num_seqs), 1.8 MiB; ")
+    expected = "prefixes are not cached, whatever enable_prefix_caching says"
+    assert first.endswith(expected)
     assert second.startswith("KV cache: 10 blocks")
     (alone,) = describe(KVCacheSpec((), 16, states=(STATE,)), 10, 64, num_rows=2)
     assert alone.startswith("states:")

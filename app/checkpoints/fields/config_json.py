@@ -18,7 +18,7 @@ _EPS, _BASE = number(above=0, most=1), number(above=0, most=1e15)
 _FACTOR, _MAYBE_ZERO, _PART = number(above=0, most=1e9), number(0, 1e9), number(above=0, most=1)
 _LABELS = 1 << 16
 # Kernels of recurrent layers hold a head's state in registers, and go through all places of a convolution.
-_STATE_WIDTH, _CONV_WIDTH = whole(1, 256), whole(2, 16)
+_HEAD_WIDTH, _STATE_WIDTH, _CONV_WIDTH = whole(1, 128), whole(1, 256), whole(2, 16)
 
 ROPE_FIELDS: Mapping[str, Kind] = {
     "rope_type": TEXT,
@@ -51,8 +51,8 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step"), _MAYBE_NONE),
     **dict.fromkeys(("sliding_window", "max_window_layers", "no_rope_layer_interval"), _MAYBE_NONE),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"), _SIZE),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "state_size", "ssm_state_size"), _STATE_WIDTH),
-    **dict.fromkeys(("mamba_d_state", "mamba_head_dim"), _STATE_WIDTH),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim"), _HEAD_WIDTH),
+    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), _STATE_WIDTH),
     **dict.fromkeys(("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L_cache"), _CONV_WIDTH),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups", "mamba_d_ssm"), _SIZE),
     **dict.fromkeys(("mamba_expand", "expand", "attn_layer_period", "expert_layer_period"), _SIZE),

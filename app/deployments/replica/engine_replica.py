@@ -103,7 +103,7 @@ class EngineReplica:
         self._ending = Ending(model.name, self.replica_id, self._hub, self._feeds, self._engine.shutdown)
         info = await asyncio.to_thread(_start_engine, self._engine, model, self._index)
         self._start_s = time.monotonic() - began
-        revision = await asyncio.to_thread(_revision, model.engine)
+        revision = await asyncio.to_thread(_revision, model.engine) if info.finds_prefixes else ""
         max_model_len = await asyncio.to_thread(_max_model_len, model.engine)
         groups = KVGroups(info.kv_windows, model.engine.block_size)
         kv_tokens = groups.num_context_tokens(info.num_blocks, max_model_len)

@@ -22,8 +22,7 @@ def create_manager(
 ) -> KVCacheManager:
     """`max_tokens_in_flight`: most tokens of all steps between their scheduling and their return; `connector`: the tier
     of the workers' host memory, where they have made room for one."""
-    if info.states is not None and not info.states.num_kept:
-        enable_prefix_caching = False  # blocks alone are of no use to layers that keep states
+    enable_prefix_caching = enable_prefix_caching and info.finds_prefixes
     if info.kv_windows == WHOLE:
         return KVCacheManager(
             info.num_blocks,

@@ -16,6 +16,7 @@ from app.kernels.recurrent import CHUNK, ScanInputs, SpaceInputs, StateStep
 from app.kernels.recurrent.triton_math import softplus
 
 _LEAST_DOT = 16  # of each side of a product
+_NUMBERS = 32  # of a head that a program takes through the chunks
 _CHANNELS = 64  # of Mamba 1 that a program takes
 _MOST = 3.0e38
 
@@ -60,12 +61,12 @@ def space_scan_kernel(
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
     L: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, H): from chunk to chunk of a request, from the first such row on."""
+    """Grid (rows, H, tiles of BP numbers): from chunk to chunk of a request, from the first such row on."""
     i_r, i_h = first_row + tl.program_id(0), tl.program_id(1)
     i_g = i_h // (H // G)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
     b_first, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
-    o_l, o_p, o_n = tl.arange(0, L), tl.arange(0, BP), tl.arange(0, BN)
+    o_l, o_p, o_n = tl.arange(0, L), tl.program_id(2) * BP + tl.arange(0, BP), tl.arange(0, BN)
     m_p, m_n = o_p < P, o_n < N
     m_state = m_n[:, None] & m_p[None, :]
     o_state = i_h * P * N + o_p[None, :] * N + o_n[:, None]
@@ -144,8 +145,8 @@ def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> t
             num_warps=max(1, min(8, tiles[0] * tiles[1] // 2048)),
         )  # fmt: skip
     if step.num_long:
-        tiles = (max(_LEAST_DOT, next_power_of_2(p)), max(_LEAST_DOT, next_power_of_2(n)))
-        space_scan_kernel[(step.num_long, h)](
+        tiles = (min(_NUMBERS, max(_LEAST_DOT, next_power_of_2(p))), max(_LEAST_DOT, next_power_of_2(n)))
+        space_scan_kernel[(step.num_long, h, cdiv(p, tiles[0]))](
             x, b, c, dt, *numbers, states, step.starts, step.sources, step.slots, out, step.num_short,
             *strides, **sizes, BP=tiles[0], BN=tiles[1], L=CHUNK,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=8,
