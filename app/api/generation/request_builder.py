@@ -54,7 +54,9 @@ class RequestBuilder:
         asks = BadWords(words) if words else None, reasoning, model.adapter
         self._asks: tuple[object, ...] = tuple(ask for ask in asks if ask is not None)
         info = model.info
-        self._params = with_tokenizer_eos(params, model.tokenizer, info.eos_token_ids, info.vocab_size)
+        if model.tokenizer.eos_token_id not in info.eos_token_ids:
+            params = with_tokenizer_eos(params, model.tokenizer, info.eos_token_ids, info.vocab_size)
+        self._params = params
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         with in_words_of(self._names):

@@ -185,7 +185,8 @@ class KVCacheManager:
 
     def num_free_after_hit(self, hit: PrefixHit) -> int:
         """Blocks left to hand out once those of `hit` are held."""
-        return self.pool.num_free - sum(not self.pool.is_held(block) for block in hit.held)
+        free = self.pool.num_free
+        return free - sum(not self.pool.is_held(block) for block in hit.held) if hit.held else free
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Allocate slots up to `num_tokens` tokens: the new block ids, or None with nothing changed."""

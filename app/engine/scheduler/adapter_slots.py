@@ -6,6 +6,9 @@ have taken a row with an adapter that had one, no further one does before its tu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from app.engine.scheduler.step_plan import StepPlan
 from app.records.adapter import AdapterAsk
 from app.records.request_state import Request
 
@@ -13,9 +16,10 @@ OVERTAKING = 4
 
 
 class AdapterSlots:
-    """Counts rows by their adapters. Requests without one pass through."""
+    """Counts rows by their adapters. Requests without one pass through. `preempt`: see Slots."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, preempt: Callable[[Request, StepPlan], None]) -> None:
+        self._preempt = preempt
         self._num_slots = num_slots
         self._of_digest: dict[bytes, list[Request]] = {}  # those in rows
         self._is_waited_for = False  # in the step that is being planned
@@ -25,7 +29,15 @@ class AdapterSlots:
         """Waiting requests are looked at in order, from the first."""
         self._is_waited_for = False
 
-    def may_enter(self, request: Request) -> bool:
+    def make_room(self, request: Request, plan: StepPlan) -> bool:
+        """True if a slot is there for a waiting request; requests that are held give theirs."""
+        if self._may_enter(request):
+            return True
+        for held in self._held():
+            self._preempt(held, plan)
+        return self._may_enter(request)
+
+    def _may_enter(self, request: Request) -> bool:
         """True if a waiting request may take a row, as far as its adapter goes."""
         ask = request.spec.asked(AdapterAsk)
         if ask is None:
@@ -37,7 +49,7 @@ class AdapterSlots:
         self._is_waited_for = True
         return False
 
-    def held(self) -> list[Request]:
+    def _held(self) -> list[Request]:
         """The rows of an adapter whose clients hold all of them, where there is one: they keep nobody waiting."""
         found = (rows for rows in self._of_digest.values() if all(request.paused for request in rows))
         return list(next(found, ()))

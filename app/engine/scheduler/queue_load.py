@@ -61,6 +61,7 @@ class QueueLoad:
         self._tenants: dict[tuple[str, str], _TenantLoad] = {}
         self._requests: list[Request] = []
         self.num_requests = 0
+        self.to_compute = 0  # tokens of what is known
         self._places: dict[Request, int] = {}
         self._columns = np.zeros((NUM_COLUMNS, 64), np.int64)
         self._next = 0
@@ -116,7 +117,9 @@ class QueueLoad:
         key = placement.service_class.name, placement.tenant
         tenant = self._tenants[key]
         tenant.num_requests -= 1
-        tenant.to_compute -= int(self._columns[0, place])
+        to_compute = int(self._columns[0, place])
+        tenant.to_compute -= to_compute
+        self.to_compute -= to_compute
         tenant.to_generate -= int(self._columns[3, place])
         if not tenant.num_requests:
             del self._tenants[key]
@@ -134,11 +137,6 @@ class QueueLoad:
         to_compute, room, done, _ = self._columns[:, : len(self._requests)]
         return int(to_compute.sum()), expected_rest(room, done, expected_output_tokens)
 
-    @property
-    def to_compute(self) -> int:
-        """Returns how many tokens of what is known are to compute."""
-        return sum(tenant.to_compute for tenant in self._tenants.values())
-
     def _look_at(self, place: int) -> None:
         request = self._requests[place]
         placement = request.spec.placement
@@ -146,7 +144,9 @@ class QueueLoad:
         to_compute = request.num_tokens - self._num_known_tokens(request)
         room, done = request.max_total_tokens - request.num_tokens, request.num_output_tokens
         expected = min(room, max(1, round(self._expected_output_tokens()) - done))
-        tenant.to_compute += to_compute - int(self._columns[0, place])
+        more = to_compute - int(self._columns[0, place])
+        tenant.to_compute += more
+        self.to_compute += more
         tenant.to_generate += expected - int(self._columns[3, place])
         self._columns[:, place] = (to_compute, room, done, expected)
 

@@ -141,5 +141,5 @@ def needs_slow_path(request: Request) -> bool:
     """True if the request's next token needs more than an append: the first one, stop tokens, what comes with each, a
     grammar."""
     first, spec = request.first_token is None, request.spec
-    asks = spec.wants_logprobs or bool(request.stop_token_ids) or bool(spec.token_figures)
+    asks = spec.wants_logprobs or bool(request.stop_token_ids) or (bool(spec.asks) and bool(spec.token_figures))
     return first or asks or request.matcher is not None

@@ -95,7 +95,7 @@ class Scheduler:
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
-        self._adapters = AdapterSlots(rules.max_adapters)
+        self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -176,7 +176,8 @@ class Scheduler:
         last_step = int(self.rows.last_step[request.row])
         if request.is_loading:
             self._loading.left(int(self.rows.generation[request.row]), request)
-        self._adapters.left(request)
+        if self._adapters is not None:
+            self._adapters.left(request)
         self._pending_diffs.row_left(self.rows.leave(request))
         last_write = max(last_step, request.load_step)
         self.kv.free(request, last_write if last_write > self._last_returned else None)
@@ -233,7 +234,14 @@ class Scheduler:
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
             is_crowded = behind.size + len(self.waiting) > 1
-            plan.budget.limit(self._most_prompt_tokens(int(pending[behind].sum()), is_crowded, plan.has_decodes))
+            costs = self._statistics.costs
+            most = self._rules.prompt_time.most_tokens(
+                costs.prefill_token_s,
+                costs.decode_step_s if plan.has_decodes else 0.0,
+                backlog=int(pending[behind].sum()) + self.waiting.load.to_compute,
+                is_alone=not is_crowded and not plan.has_decodes,
+            )
+            plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
             self._grant_running(behind, plan)
             if plan.preempted:
@@ -250,16 +258,6 @@ class Scheduler:
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
-
-    def _most_prompt_tokens(self, num_behind: int, is_crowded: bool, has_decodes: bool) -> int | None:
-        """Tokens of prompts that the step has time for, where running requests are `num_behind` short; None: any."""
-        costs = self._statistics.costs
-        return self._rules.prompt_time.most_tokens(
-            costs.prefill_token_s,
-            costs.decode_step_s if has_decodes else 0.0,
-            backlog=num_behind + self.waiting.load.to_compute,
-            is_alone=not is_crowded and not has_decodes,
-        )
 
     @property
     def has_failed(self) -> bool:
@@ -334,13 +332,14 @@ class Scheduler:
         another request is just computing much of its prompt: its blocks will be found in the cache.
         """
         passed = 0
-        self._adapters.begin_plan()
+        if self._adapters is not None:
+            self._adapters.begin_plan()
         for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1):
             if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
                 break
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
-            if not self._has_adapter_slot(request, plan):
+            if self._adapters is not None and not self._adapters.make_room(request, plan):
                 passed += 1
                 continue
             hit = self.kv.find_prefix(request)
@@ -357,14 +356,6 @@ class Scheduler:
                 logger.exception("request %s cannot be scheduled", request.request_id)
                 self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
 
-    def _has_adapter_slot(self, request: Request, plan: StepPlan) -> bool:
-        """True if a slot of adapters is there for a waiting request; requests that are held give theirs."""
-        if not self._adapters.may_enter(request):
-            for held in self._adapters.held():
-                self._preempt(held, plan)
-            return self._adapters.may_enter(request)
-        return True
-
     def _admit(self, request: Request, hit: PrefixHit, plan: StepPlan) -> None:
         """Give a waiting request a row and its first chunk; that may wait for what it loads, if others compute."""
         computed = hit.num_blocks * self.kv.block_size
@@ -375,7 +366,8 @@ class Scheduler:
         admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
-        self._adapters.entered(request)
+        if self._adapters is not None:
+            self._adapters.entered(request)
         self.waiting.load.began(request, self._statistics.work_costs(self.rows), remaining, self._clock())
         self.waiting.take(request)
         self._pending_diffs.row_entered(request, computed)

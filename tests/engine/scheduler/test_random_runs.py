@@ -41,6 +41,7 @@ def test_the_statistics_are_those_of_all_requests(monkeypatch: pytest.MonkeyPatc
         stats = core.stats()
         outstanding = (stats.outstanding_prefill_tokens, stats.outstanding_decode_tokens)
         assert (stats.num_running, stats.num_waiting, stats.num_paused, *outstanding) == walked(core)
+        assert core.scheduler.waiting.load.to_compute == int(core.scheduler.waiting.load._columns[0].sum())
 
     for seed in range(20):
         RandomRun(seed, monkeypatch, each_step=compare).play()

@@ -52,6 +52,7 @@ def test_its_load_is_that_of_its_requests() -> None:
             waiting.append(one)
             queue.push(one)
         assert queue.load.outstanding(1.0) == (sum(one.num_tokens for one in waiting), len(waiting))
+        assert queue.load.to_compute == sum(one.num_tokens for one in waiting)
     known[waiting[0]] = waiting[0].num_tokens
     for _ in waiting:
         queue.load.refresh(1)
