@@ -28,7 +28,9 @@ class SampledTokens:
         rows, flat, num_each = step.rows[step.samples], output.sampled_token_ids, output.num_sampled_tokens
         num_expected = len(rows) if num_each is None else int(num_each.sum())
         assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"
-        return cls(rows, flat, num_each, output.logprobs, output.token_figures)
+        figures = output.token_figures
+        assert all(len(values) == len(flat) for values in figures.values()), f"step {step.step_id}: figures of others"
+        return cls(rows, flat, num_each, output.logprobs, figures)
 
     @property
     def counts(self) -> Int32Array | np.int32:

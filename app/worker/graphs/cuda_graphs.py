@@ -83,6 +83,7 @@ class CudaGraphs:
 
     def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
         """The smallest captured step with these parts that holds so many rows; None: no size does."""
+        parts = self.step.kind_of(parts)
         return smallest(self._sizes.get(parts, ()), num_rows, parts)
 
     def forward(self, key: StepKey) -> None:

@@ -36,6 +36,7 @@ from app.worker.spec_decode.base import Proposal
 from app.worker.spec_decode.drafting import Drafting
 from app.worker.spec_decode.verify import LogitsPlaces
 
+MOST_COMBINED = 3  # optional parts of which there is a step for each combination
 CASCADE = "cascade"  # shared prefixes are read once
 DRAFTS = "drafts"  # rows bring drafts
 # Places without a token that a step with drafts may have. More take a GPU longer to compute than the host to launch an
@@ -89,6 +90,7 @@ class StaticStep:
         self.sizes = sorted(sizes)
         self.most_each = 1 + num_draft_tokens
         with_drafts = [size for size in self.sizes if num_draft_tokens and size * self.most_each <= most_tokens]
+        self._optional = frozenset(features.parts)
         self._sizes_of = _sizes_by_parts(features.parts, self.sizes, sorted(cascade_sizes), with_drafts)
         self.inputs = StaticInputs(state.inputs, self.sizes[-1], state.device)
         rows, device = self.sizes[-1], state.device
@@ -128,7 +130,13 @@ class StaticStep:
 
     def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
         """See Static."""
+        parts = self.kind_of(parts)
         return smallest(self._sizes_of.get(parts, ()), num_rows, parts)
+
+    def kind_of(self, parts: frozenset[str]) -> frozenset[str]:
+        """Returns the parts of the steps that serve those with `parts`: these or, where no step has just these, all of
+        them: rows that do not use a part are what they are without it."""
+        return parts if parts in self._sizes_of else parts | self._optional
 
     def forward_key(self, key: StepKey) -> StepKey:
         """The key for `forward`, which ends before anything changes the logits."""
@@ -269,9 +277,11 @@ def smallest(sizes: Sequence[int], num_rows: int, parts: frozenset[str]) -> Step
 def _sizes_by_parts(
     optional: Sequence[str], sizes: list[int], cascade_sizes: list[int], with_drafts: list[int]
 ) -> Mapping[frozenset[str], list[int]]:
-    """The combinations of parts that a step may have, the most common first. Steps with drafts are the rule in an
-    engine that drafts; they share no prefixes, which kernels do for one query a row."""
-    kinds = [frozenset(chosen) for count in range(len(optional) + 1) for chosen in combinations(optional, count)]
+    """The combinations of parts that a step may have, the most common first: where there are many parts, none, each
+    alone and all. Steps with drafts are the rule in an engine that drafts; they share no prefixes, which kernels do for
+    one query a row."""
+    counts = range(len(optional) + 1) if len(optional) <= MOST_COMBINED else (0, 1, len(optional))
+    kinds = [frozenset(chosen) for count in counts for chosen in combinations(optional, count)]
     found: dict[frozenset[str], list[int]] = {}
     for kind in kinds:
         if with_drafts:

@@ -58,9 +58,13 @@ def launch_static(step: StaticStep) -> None:
     by_parts: dict[frozenset[str], list[int]] = {}
     for key in step.keys:
         by_parts.setdefault(key.parts, []).insert(0, key.size)
+    launched: set[StepKey] = set()
     for parts, sizes in by_parts.items():
         for size in cuda_graphs.telling_sizes(sizes):
-            step.forward(StepKey(size, parts))
+            key = step.forward_key(StepKey(size, parts))
+            if key not in launched:
+                launched.add(key)
+                step.forward(key)
         if step.sent is None:
             step.sample(step.sample_key(StepKey(sizes[0], parts)))
 

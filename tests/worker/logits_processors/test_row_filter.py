@@ -18,6 +18,7 @@ from app.worker.graphs.static_step import StaticStep, StepKey
 from app.worker.logits_processors import LOGITS_PROCESSORS
 from app.worker.logits_processors.base import SamplingStep
 from app.worker.rows.step_inputs import StepInputs, StepView
+from app.worker.warmup.dummy_step import launch_static
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
@@ -126,3 +127,44 @@ def test_graphs_up_to_the_logits_serve_steps_with_the_filter_and_without(variant
     ]  # fmt: skip
     assert (graphs.missing, graphs.num_captured) == ([], 4)
     assert isinstance(step, StaticStep)
+
+
+MANY = """
+from top_a_filter import Variant
+
+def part_of(number):
+    def chosen(self, request):
+        return 0.9 * (request.spec.choice_index >> number & 1)
+
+    return type(f"Variant{number}", (Variant,), {"part": f"filter_{number}", "number": chosen})
+
+V0, V1, V2, V3 = map(part_of, range(4))
+"""
+
+
+def test_of_many_parts_steps_have_none_each_alone_or_all(
+    variant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose rows use two of four runs with all: the same tokens. Forward passes are launched once for all."""
+    assert variant.part == "top_a"
+    monkeypatch.delitem(LOGITS_PROCESSORS._table, "top_a")
+    (tmp_path / "many_filters.py").write_text(MANY)
+    monkeypatch.delitem(sys.modules, "many_filters", raising=False)
+    for number in range(4):
+        monkeypatch.setitem(LOGITS_PROCESSORS._table, f"filter_{number}", f"many_filters:V{number}")
+    driver = Driver(str(tiny_model("llama")), num_blocks=32)
+    ordinary = [[run.tokens for run in driver.run(_runs(*numbers))] for numbers in ((2, 0), (5, 2))]
+    step = decode_statically(driver.worker, [1, 2])
+    names = [f"filter_{number}" for number in range(4)]
+    kinds = [frozenset[str](), *(frozenset({name}) for name in names), frozenset(names)]
+    assert step.keys == [StepKey(size, kind) for kind in kinds for size in (2, 1)]
+    launched: list[StepKey] = []
+    forward, sample = step.forward, step.sample
+    monkeypatch.setattr(step, "forward", lambda key: (launched.append(key), forward(key)))
+    with torch.inference_mode():
+        launch_static(step)
+    assert launched == [StepKey(1), StepKey(2)]
+    drawn: set[StepKey] = set()
+    monkeypatch.setattr(step, "sample", lambda key: (drawn.add(key), sample(key)))
+    assert [[run.tokens for run in driver.run(_runs(*numbers))] for numbers in ((2, 0), (5, 2))] == ordinary
+    assert drawn == {StepKey(2, frozenset({"filter_1"})), StepKey(2, frozenset(names))}
