@@ -1,10 +1,13 @@
-"""The adapters that an `LLM` has loaded: each when a prompt first asks for it."""
+"""The adapters that an `LLM` has loaded: when a prompt first asks for one, and again when its files have changed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
+from app.checkpoints.adapters.adapter_config import CONFIG_FILE
+from app.checkpoints.adapters.adapter_files import WEIGHTS_FILE
 from app.engine import control
 from app.engine.control.adapters import MOST_NAME_CHARS
 from app.engine.core import EngineCore
@@ -12,13 +15,16 @@ from app.errors import InvalidRequestError
 from app.offline.lora_request import LoRARequest
 from app.records.adapter import AdapterAsk
 
+FileState = tuple[int, ...]
+
 
 class LoadedAdapters:
     """Those of one engine."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._known: dict[str, bytes] = {}  # digests by directory
+        # By directory: what its files were like, and the digest that they had.
+        self._known: dict[str, tuple[FileState, bytes]] = {}
 
     def of_prompts(
         self, asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int
@@ -38,11 +44,23 @@ class LoadedAdapters:
         if asked is None:
             return None
         directory = os.path.abspath(asked.lora_path)
-        if directory not in self._known:
-            self._known[directory] = bytes.fromhex(self._load(directory))
-        return AdapterAsk(asked.lora_name, self._known[directory])
+        state, (known_state, digest) = _state(directory), self._known.get(directory, (None, b""))
+        if known_state != state or digest not in self._core.adapters.loaded:
+            digest = self._load(directory)
+            self._known[directory] = state, digest
+        return AdapterAsk(asked.lora_name, digest)
 
-    def _load(self, directory: str) -> str:
+    def _load(self, directory: str) -> bytes:
         """Its digest; a directory is known by where it is, whatever prompts call it."""
-        digest: str = control.run(self._core, "load_adapter", {"name": directory[-MOST_NAME_CHARS:], "path": directory})
-        return digest
+        arguments = {"name": directory[-MOST_NAME_CHARS:], "path": directory}
+        return bytes.fromhex(control.run(self._core, "load_adapter", arguments))
+
+
+def _state(directory: str) -> FileState:
+    """Tells files from those that lay there before; what is not there, the load names."""
+    found = []
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        with suppress(OSError):
+            stat = os.stat(os.path.join(directory, name))
+            found += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,17 @@ def test_each_prompt_has_its_own_adapter_and_its_own_blocks(llm: LLM, adapters: 
     assert all(result.num_cached_tokens == 16 for result in results)
     (alone,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=second)
     assert alone.outputs[0].token_ids == tokens[2]
+
+
+def test_a_directory_that_was_saved_anew_is_another_adapter(llm: LLM, adapters: list[Path], tmp_path: Path) -> None:
+    for source in (adapters[0], adapters[1], adapters[0]):
+        shutil.copytree(source, tmp_path / "own", dirs_exist_ok=True)
+        own = LoRARequest("own", 9, str(tmp_path / "own"))
+        (result,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=own)
+        assert result.outputs[0].token_ids == peft_tokens(source)
+    llm.collective_rpc("unload_adapter", {"name": str(tmp_path / "own")})
+    (result,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=own)
+    assert result.outputs[0].token_ids == peft_tokens(adapters[0])
 
 
 def test_what_cannot_be_is_refused_by_name(llm: LLM, adapters: list[Path], tmp_path: Path) -> None:

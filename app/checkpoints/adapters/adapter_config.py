@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,9 @@ from app.errors import CheckpointError, UnsupportedError
 CONFIG_FILE = "adapter_config.json"
 PARAM = "lora_path"
 MOST_RANK = 1 << 12  # of any adapter; an engine's own limit is far below
-MOST_PATTERNS = 1 << 12
+MOST_PATTERNS = 256  # PEFT writes a handful
 MOST_PATTERN_CHARS = 256
-PATTERN_TIMEOUT_S = 0.5  # for all of an adapter's
+PATTERN_TIME_S = 0.5  # that all matches of an object of patterns may take together
 # What a pattern is made of that names modules. Repetitions by number could make one of a few characters that takes
 # gigabytes.
 _PATTERN = regex.compile(r"[\w.\\*+?|()\[\]^$-]*")
@@ -68,6 +69,43 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+class ModulePatterns:
+    """Numbers of modules, by patterns of their names. Compiled once; all matches together have PATTERN_TIME_S."""
+
+    def __init__(self, patterns: Mapping[str, Any], kind: Kind, what: str) -> None:
+        """CheckpointError names, behind `what`, a pattern or number that is none."""
+        self._what = what
+        self._left_s = PATTERN_TIME_S
+        self._compiled = tuple((self._compile(pattern), value) for pattern, value in patterns.items())
+        for pattern, value in patterns.items():
+            if not kind.holds(value):
+                raise CheckpointError(f"{what}: {pattern!r:.80} is {value!r:.80}, not {kind.expected}", param=PARAM)
+
+    def _compile(self, pattern: str) -> Any:
+        if len(pattern) > MOST_PATTERN_CHARS or not _PATTERN.fullmatch(pattern):
+            raise CheckpointError(f"{self._what} has the pattern {pattern!r:.80}, no name of modules", param=PARAM)
+        try:
+            return regex.compile(rf"(?:.*\.)?(?:{pattern})$")
+        except (regex.error, RecursionError) as error:
+            raise CheckpointError(f"{self._what} has the pattern {pattern!r:.80}: {error}", param=PARAM) from None
+
+    def first(self, module: str, usual: float) -> float:
+        """The number of the first pattern that the module's name ends in."""
+        for pattern, value in self._compiled:
+            if self._matches(pattern, module):
+                return float(value)
+        return usual
+
+    def _matches(self, pattern: Any, module: str) -> bool:
+        began = time.monotonic()
+        try:
+            return pattern.match(module, timeout=max(self._left_s, 1e-9)) is not None
+        except TimeoutError:
+            raise CheckpointError(f"{self._what}: its patterns take too long to match", param=PARAM) from None
+        finally:
+            self._left_s -= time.monotonic() - began
+
+
 @dataclass(slots=True, frozen=True)
 class AdapterConfig:
     """The settings that an answer depends on."""
@@ -76,8 +114,8 @@ class AdapterConfig:
     alpha: float
     is_rank_stabilized: bool
     is_transposed: bool  # its base layers hold their weights as [in, out] (GPT-2)
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    ranks: ModulePatterns
+    alphas: ModulePatterns
     content: bytes  # the whole file in one spelling, for the adapter's digest
 
     @classmethod
@@ -87,8 +125,10 @@ class AdapterConfig:
         _refuse_unknown(fields, file)
         try:
             check(fields, _FIELDS, str(file))
-            for name, kind in (("rank_pattern", _FIELDS["r"]), ("alpha_pattern", _ALPHA)):
-                _check_patterns(fields.get(name) or {}, kind, f"{file} is not usable: {name}")
+            ranks, alphas = (
+                ModulePatterns(fields.get(name) or {}, kind, f"{file} is not usable: {name}")
+                for name, kind in (("rank_pattern", _FIELDS["r"]), ("alpha_pattern", _ALPHA))
+            )
         except CheckpointError as error:
             raise CheckpointError(error.message, param=PARAM) from None
         return cls(
@@ -96,38 +136,16 @@ class AdapterConfig:
             alpha=float(fields.get("lora_alpha") or 8),
             is_rank_stabilized=bool(fields.get("use_rslora")),
             is_transposed=bool(fields.get("fan_in_fan_out")),
-            rank_pattern=fields.get("rank_pattern") or {},
-            alpha_pattern=fields.get("alpha_pattern") or {},
+            ranks=ranks,
+            alphas=alphas,
             content=json.dumps(fields, sort_keys=True, separators=(",", ":")).encode(),
         )
 
     def of_module(self, module: str) -> tuple[int, float]:
         """(rank, factor of the product) of a module of the base model, by the first pattern that its name ends in."""
-        rank = int(_first(self.rank_pattern, module, self.rank))
-        alpha = float(_first(self.alpha_pattern, module, self.alpha))
+        rank = int(self.ranks.first(module, self.rank))
+        alpha = float(self.alphas.first(module, self.alpha))
         return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
-
-
-def _first(patterns: Mapping[str, float], module: str, usual: float) -> float:
-    for pattern, value in patterns.items():
-        try:
-            if regex.match(rf"(?:.*\.)?(?:{pattern})$", module, timeout=PATTERN_TIMEOUT_S / len(patterns)):
-                return value
-        except TimeoutError:
-            raise CheckpointError(f"{CONFIG_FILE}: the pattern {pattern!r} takes too long", param=PARAM) from None
-    return usual
-
-
-def _check_patterns(patterns: Mapping[str, Any], kind: Kind, what: str) -> None:
-    for pattern, value in patterns.items():
-        if len(pattern) > MOST_PATTERN_CHARS or not _PATTERN.fullmatch(pattern):
-            raise CheckpointError(f"{what} has the pattern {pattern!r:.80}, which is no name of modules", param=PARAM)
-        try:
-            regex.compile(pattern)
-        except (regex.error, RecursionError) as error:
-            raise CheckpointError(f"{what} has the pattern {pattern!r:.80}: {error}", param=PARAM) from None
-        if not kind.holds(value):
-            raise CheckpointError(f"{what}: {pattern!r:.80} is {value!r:.80}, not {kind.expected}", param=PARAM)
 
 
 def _refuse_unknown(fields: Mapping[str, Any], file: Path) -> None:

@@ -87,5 +87,14 @@ def test_values_that_cannot_be_are_refused_by_name(tmp_path: Path, fields: dict[
 
 def test_a_pattern_that_takes_for_ever_is_refused(tmp_path: Path) -> None:
     hostile = config(tmp_path, rank_pattern={"(a|b|ab)*(a|b|ab)*(c|d)": 2})
-    with pytest.raises(MantaError, match="takes too long"):
+    with pytest.raises(MantaError, match="take too long"):
         hostile.of_module("ab" * 200)
+
+
+def test_many_patterns_of_many_modules_have_one_time(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="at most 256"):
+        config(tmp_path, rank_pattern={f"x{number}": 2 for number in range(257)})
+    slow = config(tmp_path, alpha_pattern={f"(a|b|ab)*(a|b|ab)*{number}x": 2 for number in range(256)})
+    modules = [f"{'ab' * 12}{number}x{'ab' * 6}" for number in range(10_000)]
+    with pytest.raises(MantaError, match="take too long"):
+        list(map(slow.of_module, modules))

@@ -12,6 +12,7 @@ from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.records.adapter import AdapterAsk
 from tests.adapters import peft_adapter, peft_logits
 from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.models.families.state_variants import STATE_VARIANTS
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
 
@@ -40,6 +41,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "scaled sums": ("granite", {"residual_multiplier": 0.4}, {"r": 4, "target_modules": [*ATTENTION, *MLP]}),
     "two norms": ("gemma2", {"sliding_window": 9}, {"r": 4, "target_modules": [*ATTENTION, *MLP]}),
     "experts' attention": (*EXPERT_VARIANTS["mixtral"], {"r": 4, "target_modules": ATTENTION}),
+    "recurrent": (
+        *STATE_VARIANTS["qwen3_5"],
+        {
+            "r": 4,
+            "target_modules": [*(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")), "out_proj", *ATTENTION, *MLP],
+        },
+    ),
     "latent": (
         *EXPERT_VARIANTS["deepseek_v3"],
         {"r": 4, "target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]},
