@@ -124,7 +124,6 @@ STEP_TRANSPORTS: Registry[Any] = Registry(
 ROUTING_POLICIES: Registry[Any] = Registry(
     "routing policy",
     {
-        "adapter_affinity": "app.deployments.routing.policies.adapter_affinity:AdapterAffinity",
         "least_outstanding_tokens": "app.deployments.routing.policies.least_outstanding_tokens:LeastOutstandingTokens",
         "power_of_two": "app.deployments.routing.policies.power_of_two:PowerOfTwo",
         "prefix_aware": "app.deployments.routing.policies.prefix_aware:PrefixAware",

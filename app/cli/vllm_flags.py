@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from app.checkpoints.adapters.adapter_files import adapter_directory
 from app.config.ingress import KEYS_VARIABLE
 
 # Short forms, and names that mean the same: the value stays as it is.
@@ -92,7 +93,7 @@ def _adapters(values: list[str]) -> list[str]:
                 path = ""
         if not name or not path:
             return ["--adapters", value]  # whose own error names it
-        found[name] = os.path.abspath(path)
+        found[name] = os.path.abspath(adapter_directory(path))
     return ["--adapters", json.dumps(found, separators=(",", ":"))]
 
 

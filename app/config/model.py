@@ -17,7 +17,7 @@ from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
 
 AdapterName = Annotated[str, Field(min_length=1, max_length=256)]
-AdapterPath = Annotated[str, Field(pattern="^/", max_length=4096)]
+AdapterPath = Annotated[str, Field(pattern="^(/|tiny-chat-pirate$)", max_length=4096)]
 
 
 class ModelConfig(Frozen):
@@ -28,7 +28,7 @@ class ModelConfig(Frozen):
     adapters: dict[AdapterName, AdapterPath] = Field(
         {},
         description="Low-rank adapters (engine.enable_lora) by the name that requests give as `model`, each the "
-        "absolute path of a directory as PEFT writes it, on every node.",
+        "absolute path of a directory as PEFT writes it, on every node; tiny-chat-pirate is the built-in model's own.",
         max_length=1024,
     )
     engine: EngineConfig = EngineConfig()

@@ -235,8 +235,9 @@ class EngineCore:
         state, revision = self.state, self._started_admission.revision
         held, level, refusal = state.held, state.sleep_level, state.refusal
         stats = self.scheduler.stats()
-        known = self.adapters.known
-        return replace(stats, held=held, sleep_level=level, refusal=refusal, model_revision=revision, adapters=known)
+        adapters = stats.adapters._replace(known=self.adapters.known)
+        stats = replace(stats, adapters=adapters, held=held, refusal=refusal)
+        return replace(stats, sleep_level=level, model_revision=revision)
 
     # ---- what an operator asks for (app/engine/control), with no step out
 

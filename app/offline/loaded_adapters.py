@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from app.checkpoints.adapters.adapter_config import CONFIG_FILE
-from app.checkpoints.adapters.adapter_files import WEIGHTS_FILE
+from app.checkpoints.adapters.adapter_files import WEIGHTS_FILE, adapter_directory
 from app.engine import control
 from app.engine.control.adapters import MOST_NAME_CHARS
 from app.engine.core import EngineCore
@@ -43,7 +43,7 @@ class LoadedAdapters:
     def _ask(self, asked: LoRARequest | None) -> AdapterAsk | None:
         if asked is None:
             return None
-        directory = os.path.abspath(asked.lora_path)
+        directory = os.path.abspath(adapter_directory(asked.lora_path))
         state, (known_state, digest) = _state(directory), self._known.get(directory, (None, b""))
         if known_state != state or digest not in self._core.adapters.loaded:
             digest = self._load(directory)

@@ -33,3 +33,16 @@ class AdapterAsk:
         """Returns what blocks of such requests are hashed with: no other adapter's meet them, nor the base model's
         (I5). `root`: of the tenant."""
         return blake2b(len(root).to_bytes(4, "little") + root + self.digest, digest_size=ROOT_BYTES).digest()
+
+
+class AdapterState(NamedTuple):
+    """Says of one engine which adapters it serves, and which its rows compute with."""
+
+    known: tuple[KnownAdapter, ...] = ()  # those that have a name
+    num_slots: int = 0  # adapters that rows may compute with; 0: none is served
+    running: tuple[str, ...] = ()  # digests of those that rows compute with
+    running_names: tuple[str, ...] = ()
+    waiting_names: tuple[str, ...] = ()  # of requests without a row
+
+
+NO_ADAPTERS = AdapterState()

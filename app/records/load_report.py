@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from app.records.adapter import KnownAdapter
+from app.records.adapter import NO_ADAPTERS, AdapterState
 from app.records.stats import QueuedWork
 
 
@@ -31,5 +31,5 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     queued: tuple[QueuedWork, ...] = ()  # what waits of each tenant in each class, those of most work
     begun_rate: float = 0.0  # seconds of queued work that begin in a second; 0 until measured
     weights: str = ""  # their revision, also where nothing is cached: no other ones go on with a request's tokens
-    adapters: tuple[KnownAdapter, ...] = ()  # that it serves beside its model
+    adapters: AdapterState = NO_ADAPTERS  # that it serves beside its model
     held: str = ""  # why an operator has new requests wait there; empty where they do not

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from app.records.adapter import KnownAdapter
+from app.records.adapter import NO_ADAPTERS, AdapterState
 from app.records.outputs import FinishReason
 from app.records.request import EngineRequest
 from app.records.request_state import Request
@@ -55,8 +55,13 @@ class EngineStats:
     held: str = ""  # why new requests wait; empty where they do not
     refusal: str | None = None  # why requests are refused: asleep, or without weights
     model_revision: str = ""  # of the weights that answer
-    adapters: tuple[KnownAdapter, ...] = ()  # that requests may name
+    adapters: AdapterState = NO_ADAPTERS
     figures: Mapping[str, float] = field(default_factory=dict)  # for METRICS alone; totals from the engine's start
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters that requests may name."""
+        return len(self.adapters.known)
 
     @property
     def num_undeferred(self) -> int:

@@ -73,6 +73,7 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     "level": "what routing policies can be informed by",
     "model_name": "the served models",
     "tenant": "digests of the tenants with most tokens, at most 32 for an engine, and `other`",
+    **dict.fromkeys(("max_lora", "waiting_lora_adapters", "running_lora_adapters"), "one for an engine: the newest"),
     **dict.fromkeys(
         ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"), "one for an engine"
     ),
@@ -312,6 +313,12 @@ METRICS: tuple[Metric, ...] = (
     _histogram(
         "vllm:request_num_preemptions", "Times a request was preempted.", PREEMPTIONS, reads="request.num_preemptions"
     ),
+    _gauge(
+        "vllm:lora_requests_info",
+        "Names of the adapters (64 at most) that running and that waiting requests have, when that was so.",
+        *("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+    ),
+    _gauge("manta:adapters_loaded", "Adapters that may be named by requests.", reads="stats.num_adapters"),
     _gauge(
         "vllm:cache_config_info",
         "Shape of the KV cache, its tokens, and how many requests of full length it holds; always 1.",

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from app.checkpoints.adapters.adapter_config import CONFIG_FILE, PARAM, AdapterConfig
+from app.checkpoints.model_info import ASSETS
 from app.checkpoints.safetensors_header import SafetensorsHeader, TensorEntry
 from app.errors import CheckpointError, InvalidRequestError, UnsupportedError
 
@@ -64,7 +65,7 @@ class AdapterFiles:
     def read(cls, directory: str | Path, max_rank: int) -> AdapterFiles:
         """CheckpointError, UnsupportedError and InvalidRequestError (of a rank above `max_rank`) name what is wrong; no
         tensor is read."""
-        path = Path(directory)
+        path = adapter_directory(directory)
         _check_file(path, CONFIG_FILE, MOST_CONFIG_BYTES)
         _check_file(path, WEIGHTS_FILE, MOST_BYTES)
         config = AdapterConfig.read(path / CONFIG_FILE)
@@ -107,6 +108,12 @@ class AdapterFiles:
         for piece in content:
             digest.update(piece)
         return digest.digest()
+
+
+def adapter_directory(name: str | Path) -> Path:
+    """The directory of that name, or the adapter that comes with the built-in model."""
+    own = ASSETS / name
+    return own if len(Path(name).parts) == 1 and (own / CONFIG_FILE).is_file() else Path(name)
 
 
 def within(directory: str, roots: Iterable[Path]) -> Path:

@@ -40,7 +40,7 @@ class FleetMember:
     @classmethod
     def of(cls, control: Control, stats: EngineStats) -> FleetMember:
         """Makes one whose engine is as its configuration has it."""
-        return cls(control, stats.model_revision, stats.adapters)
+        return cls(control, stats.model_revision, stats.adapters.known)
 
     def look(self) -> FleetState | None:
         """The Admin looks who is there."""

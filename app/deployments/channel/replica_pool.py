@@ -66,7 +66,7 @@ class ReplicaPool:
     def adapters(self) -> frozenset[KnownAdapter]:
         """Those that any of its replicas serves."""
         loads = (channel.load for channel in self.live().values())
-        return frozenset(adapter for load in loads if load is not None for adapter in load.adapters)
+        return frozenset(adapter for load in loads if load is not None for adapter in load.adapters.known)
 
     def live(self) -> dict[str, ChannelClient]:
         """The channels that take new requests."""

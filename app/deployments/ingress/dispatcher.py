@@ -279,7 +279,7 @@ async def _broke_off(channel: ChannelClient, error: EngineDeadError) -> bool:
 def _serves(channel: ChannelClient, ask: AdapterAsk) -> bool:
     """True if its replica has the adapter, as far as this ingress has heard."""
     digest = ask.digest.hex()
-    return channel.load is not None and any(adapter.digest == digest for adapter in channel.load.adapters)
+    return channel.load is not None and any(adapter.digest == digest for adapter in channel.load.adapters.known)
 
 
 def _revision(channel: ChannelClient) -> str:

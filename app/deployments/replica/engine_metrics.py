@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from app.config.slo import SloConfig
@@ -96,6 +98,9 @@ class EngineMetrics:
                     recorder.set(metric.name, stats.figures[name], *labels)
         for level, state in enumerate(SLEEP_STATES):
             recorder.set("vllm:engine_sleep_state", float(level == stats.sleep_level), state)
+        if (adapters := stats.adapters).num_slots:
+            waiting, running = ",".join(adapters.waiting_names), ",".join(adapters.running_names)
+            recorder.replace("vllm:lora_requests_info", {(str(adapters.num_slots), waiting, running): time.time()})
         recorder.replace("manta:tenant_tokens_total", self._tenants.series)
         self._objectives.publish()
         return recorder.series()

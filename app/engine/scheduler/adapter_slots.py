@@ -6,22 +6,27 @@ have taken a row with an adapter that had one, no further one does before its tu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from app.engine.scheduler.step_plan import StepPlan
-from app.records.adapter import AdapterAsk
+from app.records.adapter import AdapterAsk, AdapterState
 from app.records.request_state import Request
 
 OVERTAKING = 4
+MOST_NAMES = 64  # of adapters that the metrics tell
 
 
 class AdapterSlots:
-    """Counts rows by their adapters. Requests without one pass through. `preempt`: see Slots."""
+    """Counts rows by their adapters. Requests without one pass through. `preempt`: see Slots. `state` may be read from
+    any thread."""
 
     def __init__(self, num_slots: int, preempt: Callable[[Request, StepPlan], None]) -> None:
+        self.state = AdapterState(num_slots=num_slots)
         self._preempt = preempt
         self._num_slots = num_slots
         self._of_digest: dict[bytes, list[Request]] = {}  # those in rows
+        self._waiting: Counter[str] = Counter()  # those without a row, by name
         self._is_waited_for = False  # in the step that is being planned
         self._num_overtaken = 0  # since a slot was last taken
 
@@ -54,6 +59,21 @@ class AdapterSlots:
         found = (rows for rows in self._of_digest.values() if all(request.paused for request in rows))
         return list(next(found, ()))
 
+    def waits(self, request: Request) -> None:
+        """The request has no row, and wants one."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is not None:
+            self._waiting[ask.name] += 1
+            self._tell()
+
+    def goes(self, request: Request) -> None:
+        """It waits no longer."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is not None:
+            self._waiting[ask.name] -= 1
+            self._waiting += Counter()  # without those of which none waits
+            self._tell()
+
     def entered(self, request: Request) -> None:
         """The request has taken a row."""
         ask = request.spec.asked(AdapterAsk)
@@ -64,6 +84,7 @@ class AdapterSlots:
         elif self._is_waited_for:
             self._num_overtaken += 1
         self._of_digest.setdefault(ask.digest, []).append(request)
+        self.goes(request)
 
     def left(self, request: Request) -> None:
         """The request has left its row."""
@@ -74,3 +95,22 @@ class AdapterSlots:
         rows.remove(request)
         if not rows:
             del self._of_digest[ask.digest]
+        self._tell()
+
+    def _tell(self) -> None:
+        names = Counter(_name(rows[0]) for rows in self._of_digest.values())
+        self.state = AdapterState(
+            num_slots=self._num_slots,
+            running=tuple(digest.hex() for digest in self._of_digest),
+            running_names=_first(names),
+            waiting_names=_first(self._waiting),
+        )
+
+
+def _name(request: Request) -> str:
+    ask = request.spec.asked(AdapterAsk)
+    return "" if ask is None else ask.name
+
+
+def _first(names: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(names)[:MOST_NAMES])

@@ -116,6 +116,8 @@ class Scheduler:
         if self._ranks is not None:
             self._ranks.join(request)
         self.waiting.push(request, request.queued)
+        if self._adapters is not None:
+            self._adapters.waits(request)
         self.deadlines.add(request, len(self.requests))
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
@@ -152,6 +154,8 @@ class Scheduler:
             self._leave_row(request)
         else:
             self.waiting.remove(request)
+            if self._adapters is not None:
+                self._adapters.goes(request)
             self.kv.free(request, None)
         if self._ranks is not None:
             self._ranks.leave(request)
@@ -405,6 +409,8 @@ class Scheduler:
         plan.preempted = True
         plan.chunks.pop(request, None)
         self.waiting.push(request, self._clock())
+        if self._adapters is not None:
+            self._adapters.waits(request)
 
     def preempt_all(self) -> None:
         """Every request back into the queue; what it computed so far is computed again. No step is out."""
@@ -440,4 +446,4 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; callable from any thread."""
-        return self._statistics.snapshot(self.rows, self.waiting, self.kv)
+        return self._statistics.snapshot(self.rows, self.waiting, self.kv, self._adapters)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.queue_load import WorkCosts, expected_rest
 from app.engine.scheduler.row_table import RowTable
 from app.engine.scheduler.waiting_queue import WaitingQueue
+from app.records.adapter import NO_ADAPTERS
 from app.records.outputs import FinishReason
 from app.records.request_state import Request
 from app.records.stats import EngineStats, OutputLengths, RequestTimings, StatsRecorder, StepCosts, StepStats
@@ -73,7 +75,9 @@ class Statistics:
         """Returns what a token costs while as many requests run as now."""
         return WorkCosts(self.costs.prefill_token_s, self.costs.decode_step_s / max(1, rows.num_occupied))
 
-    def snapshot(self, rows: RowTable, waiting: WaitingQueue, kv: KVCacheManager) -> EngineStats:
+    def snapshot(
+        self, rows: RowTable, waiting: WaitingQueue, kv: KVCacheManager, adapters: AdapterSlots | None
+    ) -> EngineStats:
         """Read everything once. Reads only, and walks no requests, so any thread may call it while the engine runs."""
         costs, pool, expected = self.costs, kv.pool, self.output_lengths.average
         to_compute, to_generate = waiting.load.outstanding(expected)
@@ -83,6 +87,7 @@ class Statistics:
         room, done = rows.limit + 1 - rows.num_known, rows.num_known - rows.num_prompt
         return EngineStats(
             num_running=rows.num_occupied,
+            adapters=NO_ADAPTERS if adapters is None else adapters.state,
             num_waiting=len(waiting),
             num_paused=self.num_paused,
             num_deferred=waiting.load.num_paused,

@@ -13,6 +13,7 @@ from app.deployments.replica import engine_metrics
 from app.deployments.replica.canary import GENERATE_ONE
 from app.deployments.replica.engine_metrics import EngineMetrics
 from app.engine.core import EngineCore
+from app.records.adapter import NO_ADAPTERS, AdapterState
 from app.records.outputs import FinishReason
 from app.records.request import CANARY_TENANT, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
@@ -47,7 +48,7 @@ def timings(request_id: str, reason: FinishReason) -> RequestTimings:
 def stats(**changed: Any) -> EngineStats:
     """The statistics of an engine that has done nothing yet, but for what is `changed`."""
     zeros: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
-    return EngineStats(**{**zeros, "num_blocks": 1, "figures": {}, **changed})
+    return EngineStats(**{**zeros, "num_blocks": 1, "figures": {}, "adapters": NO_ADAPTERS, **changed})
 
 
 def test_why_requests_wait() -> None:
@@ -157,3 +158,14 @@ def test_reasons_that_came_too_late_do_not_pile_up(monkeypatch: pytest.MonkeyPat
     metrics.record_finished(timings("r99", "abort"))
     metrics.record_finished(timings("r0", "abort"))
     assert ends(recorder) == {("stop",): 1.0, ("abort",): 1.0}
+
+
+def test_the_adapters_of_requests_are_told_by_name() -> None:
+    """As vLLM's: one series, whose labels are lists, and whose value is when that was so."""
+    metrics = EngineMetrics(MetricsRecorder({"model_name": "m", "engine": "0"}))
+    assert not metrics.refresh(stats()).values.get("vllm:lora_requests_info")
+    for running in (("a", "b"), ()):
+        told = AdapterState(num_slots=4, running_names=running, waiting_names=("c",))
+        series = metrics.refresh(stats(adapters=told)).values["vllm:lora_requests_info"]
+        assert list(series) == [("4", "c", ",".join(running))]
+        assert next(iter(series.values())) > 1.7e9

@@ -116,3 +116,19 @@ def test_requests_that_clients_hold_give_their_slot() -> None:
     assert results.order == ["other", "held"]
     assert len(results.tokens["held"]) == 20
     assert_idle(core)
+
+
+def test_names_of_running_and_waiting_adapters_are_told() -> None:
+    core = adapting_core(1, max_num_seqs=4)
+    for index, number in enumerate((1, 2, 3, 1)):
+        core.add_request(asking(f"r{index}", number, max_tokens=8))
+    assert core.stats().adapters.waiting_names == ("a1", "a2", "a3")
+    core.step()
+    told = core.stats().adapters
+    assert (told.running_names, told.waiting_names) == (("a1",), ("a2", "a3"))
+    assert told.running == (bytes([1]).hex(),)
+    core.abort_requests(["r2"])
+    assert core.stats().adapters.waiting_names == ("a2",)
+    run(core)
+    told = core.stats().adapters
+    assert (told.running, told.running_names, told.waiting_names, told.num_slots) == ((), (), (), 1)

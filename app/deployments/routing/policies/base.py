@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.prefix_index import PrefixMatch
+from app.records.adapter import AdapterAsk
 from app.records.load_report import LoadReport
 from app.records.request import EngineRequest
 
@@ -33,7 +34,7 @@ class RouteQuery:
     max_tokens: int  # most that it is expected to generate
     block_hashes: tuple[bytes, ...] = ()  # the prompt's full blocks, where the ingress computed them
     session: str = ""  # requests of one session, where the client names it
-    adapter: str = ""  # name of the adapter that the request uses
+    adapter: str = ""  # digest of the adapter that the request uses, in hex digits
     num_choices: int = 1  # that `max_tokens` is for, together
 
     @classmethod
@@ -41,7 +42,9 @@ class RouteQuery:
         """Few requests use all of a large `max_tokens`, so no more than EXPECTED_TOKENS of it counts."""
         generated = len(request.output_token_ids)  # elsewhere: the next replica prefills it with the prompt
         most = (request.max_tokens or EXPECTED_TOKENS + generated) - generated
-        return cls(request.num_known_tokens, min(most, EXPECTED_TOKENS), session=request.placement.session)
+        ask, session = request.asked(AdapterAsk), request.placement.session
+        adapter = "" if ask is None else ask.digest.hex()
+        return cls(request.num_known_tokens, min(most, EXPECTED_TOKENS), session=session, adapter=adapter)
 
     @classmethod
     def of_prompt(cls, request: EngineRequest) -> RouteQuery:
@@ -115,6 +118,7 @@ class Cost(NamedTuple):
     decode_s: float = 0.0  # decode load that it adds
     eviction_s: float = 0.0  # expected recomputing of what its blocks push out
     delay_s: float = 0.0  # what those who come after it wait for its prefill
+    adapter_s: float = 0.0  # until its adapter lies on the device
 
 
 @dataclass(slots=True, frozen=True)

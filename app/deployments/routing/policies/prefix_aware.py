@@ -7,6 +7,8 @@
              as much of the prompt: what several hold is asked for often, and one more copy will serve others
     decode   expected output tokens x seconds per decode step x a tenth of how full the replica is: the part of a
              decode step that grows with the batch, for as long as the request decodes
+    adapter  seconds until the request's adapter lies on the device: none where rows compute with it; a copy where a
+             slot is free; where none is, half of the output of those who have one, too
     eviction its new blocks push out as many others where the cache is full; half of them are expected back
 
 Seconds are measured by the replicas, and told in heartbeats. They are noisy, and a replica that looks slow gets few
@@ -28,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.deployments.routing.policies.base import (
+    EXPECTED_TOKENS,
     NO_MATCHES,
     Cost,
     Decision,
@@ -48,6 +51,7 @@ MOST_UNEQUAL = 4.0  # times slower or faster than the median that a replica may 
 OVERLOAD = 2.0  # times the mean number of requests
 OVERLOAD_SHARE = 0.25  # of `max_num_seqs`: so many requests above the mean are never an overload ...
 OVERLOAD_SLACK = 4  # ... nor are so many
+ADAPTER_LOAD_S = 0.003  # from host memory into a slot, of rank 16 and 8 billion weights
 SAME_S = 1e-6  # costs closer than this are equal
 UNMEASURED_PREFILL_TOKEN_S = 1e-4
 UNMEASURED_DECODE_STEP_S = 0.02
@@ -84,11 +88,12 @@ class PrefixAware(RoutingPolicy):
 
 
 def _estimates(table: LoadTable, query: RouteQuery, matches: Matches) -> FloatArray:
-    """Queue, prefill, decode, eviction and delay seconds of each replica: [5, R]."""
+    """Queue, prefill, decode, eviction, delay and adapter seconds of each replica: [6, R]."""
     token_s = _believed(table.prefill_token_s, UNMEASURED_PREFILL_TOKEN_S)
     step_s = _believed(table.decode_step_s, UNMEASURED_DECODE_STEP_S)
-    parts = np.empty((5, len(table)))
-    queue_s, prefill_s, decode_s, eviction_s, delay_s = parts
+    parts = np.empty((6, len(table)))
+    queue_s, prefill_s, decode_s, eviction_s, delay_s, adapter_s = parts
+    adapter_s[:] = _adapter_s(table, query, step_s) if query.adapter else 0.0
     np.multiply(table.queued_prefill_tokens, token_s, out=queue_s)
     cached = _cached_tokens(table, matches)
     np.multiply(query.num_prompt_tokens - cached, token_s, out=prefill_s)
@@ -98,6 +103,18 @@ def _estimates(table: LoadTable, query: RouteQuery, matches: Matches) -> FloatAr
     num_holders = np.count_nonzero(cached >= AS_MUCH * cached.max()) if cached.any() else 1
     np.multiply(prefill_s, DELAY_WEIGHT / num_holders, out=delay_s)
     return parts
+
+
+def _adapter_s(table: LoadTable, query: RouteQuery, step_s: FloatArray) -> list[float]:
+    """Seconds until the request's adapter lies on each replica's device; slots are left one after another."""
+    found = []
+    for load, own_step_s in zip(table, step_s.tolist(), strict=True):
+        adapters = load.report.adapters
+        wait_s = 0.0 if query.adapter in adapters.running else ADAPTER_LOAD_S
+        if wait_s and len(adapters.running) >= adapters.num_slots:
+            wait_s += EXPECTED_TOKENS / 2 * own_step_s / max(1, adapters.num_slots)
+        found.append(wait_s)
+    return found
 
 
 def _cached_tokens(table: LoadTable, matches: Matches) -> FloatArray:

@@ -19,6 +19,7 @@ from app.deployments.routing.policies.prefix_aware import (
     PrefixAware,
 )
 from app.deployments.routing.prefix_index import PrefixMatch
+from app.records.adapter import AdapterState
 from app.records.load_report import LoadReport
 
 QUERY = RouteQuery(num_prompt_tokens=1600, max_tokens=100)
@@ -144,13 +145,29 @@ def test_a_burst_of_one_prefix_is_shared_out_by_its_queue() -> None:
     assert max(counts.values()) <= 60 / 4 + OVERLOAD_SHARE * 128 + 1
 
 
-@pytest.mark.parametrize("name", ["session_affinity", "adapter_affinity"])
-def test_equal_keys_stay_together_within_the_bound(name: str) -> None:
-    policy = create_policy(name)
+def test_an_adapter_goes_where_it_lies_or_where_a_slot_is_free() -> None:
+    policy, query = create_policy("prefix_aware"), RouteQuery(100, 10, adapter="aa")
+
+    def with_adapters(name: str, *running: str, **fields: Any) -> ReplicaLoad:
+        return load(name, adapters=AdapterState(num_slots=2, running=running), **fields)
+
+    taken, free, here = with_adapters("a", "bb", "cc"), with_adapters("b", "bb"), with_adapters("c", "aa", "bb")
+    for _ in range(3):
+        assert policy.choose([taken, free, here], query).replica_id == "c"
+        assert policy.choose([taken, free], query).replica_id == "b"
+    costs = policy.costs([taken, free, here], query)
+    assert costs["a"].adapter_s > costs["b"].adapter_s > costs["c"].adapter_s == 0.0
+    assert {cost.adapter_s for cost in policy.costs([taken, free], RouteQuery(100, 10)).values()} == {0.0}
+    busy = with_adapters("c", "aa", queued_prefill_tokens=100_000)
+    assert policy.choose([free, busy], query).replica_id == "b", "a long queue costs more than a copy"
+
+
+def test_equal_keys_stay_together_within_the_bound() -> None:
+    policy = create_policy("session_affinity")
     loads = [load(f"r{i}", num_running=10) for i in range(8)]
     homes = {}
     for key in range(200):
-        query = RouteQuery(100, 10, session=f"s{key}", adapter=f"s{key}")
+        query = RouteQuery(100, 10, session=f"s{key}")
         homes[key] = policy.choose(loads, query).replica_id
         assert policy.choose(loads, query).replica_id == homes[key]
     spread = Counter(homes.values())
@@ -158,18 +175,17 @@ def test_equal_keys_stay_together_within_the_bound(name: str) -> None:
     assert max(spread.values()) < 60
     fewer = loads[:-1]  # a replica has gone: only its own keys move
     for key, home in homes.items():
-        query = RouteQuery(100, 10, session=f"s{key}", adapter=f"s{key}")
+        query = RouteQuery(100, 10, session=f"s{key}")
         if home != "r7":
             assert policy.choose(fewer, query).replica_id == home
     busy = [load("r0", num_running=60), *loads[1:]]
     mine = next(key for key, home in homes.items() if home == "r0")
-    assert policy.choose(busy, RouteQuery(100, 10, session=f"s{mine}", adapter=f"s{mine}")).replica_id != "r0"
+    assert policy.choose(busy, RouteQuery(100, 10, session=f"s{mine}")).replica_id != "r0"
 
 
 def test_without_a_key_load_decides() -> None:
     loads = [load("a", routed_tokens=500), load("b")]
-    for name in ("session_affinity", "adapter_affinity"):
-        assert create_policy(name).choose(loads, RouteQuery(100, 10)).replica_id == "b"
+    assert create_policy("session_affinity").choose(loads, RouteQuery(100, 10)).replica_id == "b"
     by_prefix = [
         create_policy("session_affinity").choose(loads, RouteQuery(100, 10, (bytes([i]) * 16,))).replica_id
         for i in range(40)
