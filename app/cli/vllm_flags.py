@@ -170,7 +170,6 @@ ACCEPTED: Mapping[str, Accepted] = {
     "--safetensors-load-strategy": Accepted("how files are read is no option", True),
     "--disable-access-log-for-endpoints": Accepted("health and metrics are not in the access log", True),
     "--kv-offloading-backend": Accepted("--kv-connector names it", True, ("native",)),
-    "--max-cpu-loras": Accepted("all adapters that are loaded lie in host memory", True),
     "--lora-dtype": Accepted("adapters have the model's type", True, ("auto",)),
     "--fully-sharded-loras": Accepted("ranks hold of an adapter what they hold of the layer"),
     "--specialize-active-lora": Accepted("steps of any adapters are replayed from the same graphs"),

@@ -148,6 +148,9 @@ class EngineConfig(Frozen):
 
     enable_lora: bool = Field(False, description="Serve low-rank adapters (LoRA) of the model beside it.")
     max_loras: int = Field(4, ge=1, le=1024, description="Adapters that one step may compute with (enable_lora).")
+    max_cpu_loras: int = Field(
+        64, ge=1, le=1024, description="Adapters that may be loaded (enable_lora): each lies in host memory."
+    )
     max_lora_rank: int = Field(
         16, ge=1, le=512, description="Largest rank of an adapter (enable_lora); each of max_loras takes its memory."
     )

@@ -15,12 +15,14 @@ class AdapterBook:
     def __init__(self) -> None:
         self.loaded: frozenset[bytes] = frozenset()  # digests that requests may ask for
         self.known: tuple[KnownAdapter, ...] = ()  # those that have a name, the oldest first
+        self.nameless: frozenset[bytes] = frozenset()  # those that stay for running requests only
 
     def name(self, adapter: KnownAdapter) -> None:
         """The adapter is loaded, and has its name from now on."""
         others = [other for other in self.known if other.name != adapter.name]
         self.known = (*others, adapter)
         self.loaded |= {bytes.fromhex(adapter.digest)}
+        self._count()
 
     def has(self, name: str, digest: bytes) -> bool:
         """True if the adapter has this name already."""
@@ -30,13 +32,13 @@ class AdapterBook:
         """The name means nothing any more; False where it did not."""
         known = tuple(other for other in self.known if other.name != name)
         is_known, self.known = len(known) < len(self.known), known
+        self._count()
         return is_known
-
-    @property
-    def nameless(self) -> frozenset[bytes]:
-        """Those that stay for running requests only."""
-        return self.loaded - {bytes.fromhex(one.digest) for one in self.known}
 
     def drop(self, digest: bytes) -> None:
         """It is loaded no longer."""
         self.loaded -= {digest}
+        self._count()
+
+    def _count(self) -> None:
+        self.nameless = self.loaded - {bytes.fromhex(one.digest) for one in self.known}

@@ -273,6 +273,14 @@ class EngineCore:
         """No block of the prefix cache is found again, in no tier."""
         self.scheduler.kv.forget()
 
+    def tidy_adapters(self) -> None:
+        """Drop the adapters without a name that no request has."""
+        asks = (request.spec.asked(AdapterAsk) for request in self.scheduler.requests.values())
+        used = {ask.digest for ask in asks if ask is not None}
+        for digest in self.adapters.nameless - used:
+            self.adapters.drop(digest)
+            self.call_workers("call_feature", "drop_adapter", digest)
+
     def use_revision(self, revision: str) -> None:
         """The weights are others now: what is here and has given nothing yet is computed with them; see `restart`."""
         self._started_admission.revision = revision
@@ -321,6 +329,8 @@ class EngineCore:
             raise RuntimeError("nothing can be scheduled, although requests wait and no step is out")
         outputs = self._ready + scheduler.take_failed()
         self._ready = []
+        if self.adapters.nameless and any(output.finish_reason for output in outputs):
+            self.tidy_adapters()
         if self._recorder is not None:
             self._recorder.record_phases(schedule_s, self._wait_s, self._update_s)
         return outputs

@@ -45,16 +45,25 @@ class AdapterReader:
         self._elsewhere = elsewhere
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
 
-    def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
-        """The matrices of an adapter whose file of weights holds `content`. CheckpointError, UnsupportedError name a
-        tensor without a place, of another size, or whose numbers are none."""
-        found: dict[tuple[Linear, str], LayerPair] = {}
+    def check(self, files: AdapterFiles) -> None:
+        """CheckpointError, UnsupportedError name a tensor without a place, or of another size. By the header alone:
+        what passes is no larger than the model has room for."""
+        taken: set[tuple[Linear, str]] = set()
         for module, entry in files.modules.items():
-            for pair in self._of_module(files, entry, content):
-                if (pair.layer, pair.part) in found:
+            second = torch.empty(entry.second.shape, device="meta")
+            for name, rows in self._places(module, second.t() if files.config.is_transposed else second).items():
+                layer, part = self._layer(module, name)
+                if layer is None:
+                    continue
+                if (layer, part) in taken:
                     raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
-                found[pair.layer, pair.part] = pair
-        return list(found.values())
+                taken.add((layer, part))
+                self._check_sizes(module, layer, part, entry.first.shape[1], rows.shape[0])
+
+    def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
+        """The matrices of an adapter that was checked, whose file of weights holds `content`. CheckpointError names a
+        tensor whose numbers are none."""
+        return [pair for entry in files.modules.values() for pair in self._of_module(files, entry, content)]
 
     def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
         first, second = (self._read(entry.module, one, content) for one in (entry.first, entry.second))
@@ -88,11 +97,15 @@ class AdapterReader:
             raise UnsupportedError(f"{module}: LoRA on {_kind(layer)} is not supported", param=PARAM)
         return layer, part
 
+    @staticmethod
+    def _check_sizes(module: str, layer: Linear, part: str, num_inputs: int, num_outputs: int) -> None:
+        outputs, inputs = layer.output_shares[part].whole, layer.input_share.whole
+        if (num_outputs, num_inputs) != (outputs, inputs):
+            what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
+            raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
+
     def _pair(self, module: str, layer: Linear, part: str, first: torch.Tensor, second: torch.Tensor) -> LayerPair:
         outputs, inputs = layer.output_shares[part], layer.input_share
-        if (len(second), first.shape[1]) != (outputs.whole, inputs.whole):
-            what = f"for {first.shape[1]} inputs and {len(second)} outputs; the layer has {inputs.whole} and"
-            raise CheckpointError(f"{module}: its matrices are {what} {outputs.whole}", param=PARAM)
         first = first[:, inputs.start : inputs.start + inputs.size].to(self._dtype)
         second = second[outputs.start : outputs.start + outputs.size].to(self._dtype)
         for name, tensor in (("lora_A", first), ("lora_B", second)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,7 +10,6 @@ from contextlib import suppress
 from app.checkpoints.adapters.adapter_config import CONFIG_FILE
 from app.checkpoints.adapters.adapter_files import WEIGHTS_FILE, adapter_directory
 from app.engine import control
-from app.engine.control.adapters import MOST_NAME_CHARS
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
 from app.offline.lora_request import LoRARequest
@@ -23,7 +23,7 @@ class LoadedAdapters:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        # By directory: what its files were like, and the digest that they had.
+        # State of the files and their digest, by directory.
         self._known: dict[str, tuple[FileState, bytes]] = {}
 
     def of_prompts(
@@ -51,9 +51,12 @@ class LoadedAdapters:
         return AdapterAsk(asked.lora_name, digest)
 
     def _load(self, directory: str) -> bytes:
-        """Its digest; a directory is known by where it is, whatever prompts call it."""
-        arguments = {"name": directory[-MOST_NAME_CHARS:], "path": directory}
-        return bytes.fromhex(control.run(self._core, "load_adapter", arguments))
+        """Its digest; a directory is known by where it is, whatever prompts call it. The oldest one makes room."""
+        known, most = self._core.adapters.known, self._core.config.max_cpu_loras
+        name = hashlib.blake2b(directory.encode(), digest_size=16).hexdigest()
+        if len(known) >= most and all(one.name != name for one in known):
+            control.run(self._core, "unload_adapter", {"name": known[0].name})
+        return bytes.fromhex(control.run(self._core, "load_adapter", {"name": name, "path": directory}))
 
 
 def _state(directory: str) -> FileState:

@@ -26,6 +26,7 @@ def reader(family: str = "llama", dtype: torch.dtype = torch.float32, **changes:
 
 def read(own: AdapterReader, directory: Path, tensors: dict[str, torch.Tensor]) -> list[LayerPair]:
     files = AdapterFiles.read(write_adapter(directory, tensors), 64)
+    own.check(files)
     return own.pairs(files, files.content())
 
 

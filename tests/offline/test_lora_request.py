@@ -69,7 +69,8 @@ def test_a_directory_that_was_saved_anew_is_another_adapter(llm: LLM, adapters: 
         own = LoRARequest("own", 9, str(tmp_path / "own"))
         (result,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=own)
         assert result.outputs[0].token_ids == peft_tokens(source)
-    llm.collective_rpc("unload_adapter", {"name": str(tmp_path / "own")})
+    for known in llm.stats().adapters.known:
+        llm.collective_rpc("unload_adapter", {"name": known.name})
     (result,) = llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=own)
     assert result.outputs[0].token_ids == peft_tokens(adapters[0])
 

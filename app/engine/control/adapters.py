@@ -1,7 +1,13 @@
-"""Loads and unloads low-rank adapters, while requests are computed."""
+"""Loads and unloads low-rank adapters, while requests are computed.
+
+Files are read beside the steps: by a thread here, for the digest, and by one of each worker.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from pydantic import Field
@@ -9,48 +15,66 @@ from pydantic import Field
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
-from app.records.adapter import AdapterAsk, KnownAdapter
+from app.records.adapter import KnownAdapter
 
 MOST_NAME_CHARS = 256
-MOST_ADAPTERS = 1024  # with a name: each lies in host memory, and every heartbeat tells of it
+POLL_S = 0.01  # between two looks at the workers, for which the steps in flight have to come back
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 
 
-def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True) -> str:
+def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True) -> Generator[None, None, str]:
     """Have every worker take in the adapter in a directory, which each of their nodes has, and serve it under a name;
     its digest in hex digits. `in_place`: another one may have the name, and loses it. CheckpointError,
     InvalidRequestError and UnsupportedError name what is wrong with it; nothing is changed then."""
     if not core.config.enable_lora:
         raise InvalidRequestError("lora_path: this engine takes no adapters: enable_lora is off", param="lora_path")
-    is_new = all(one.name != name for one in core.adapters.known)
-    if is_new and len(core.adapters.known) >= MOST_ADAPTERS:
-        raise InvalidRequestError(f"lora_name: {MOST_ADAPTERS} adapters are loaded: unload one", param="lora_name")
-    digest = AdapterFiles.read(path, core.config.max_lora_rank).digest()
-    if not (is_new or in_place or core.adapters.has(name, digest)):
-        what = f"lora_name: {name!r} is another adapter's: give load_inplace, or unload that one"
-        raise InvalidRequestError(what, param="lora_name")
+    files = AdapterFiles.read(path, core.config.max_lora_rank)
+    core.call_workers("call_feature", "check_adapter", path)  # before all of it is read
+    digest = yield from _digest(files)
+    _check_room(core, name, digest, in_place)
     if digest not in core.adapters.loaded:
         try:
-            core.call_workers("call_feature", "load_adapter", path, digest)
+            core.call_workers("call_feature", "read_adapter", path, digest)
+            while not all(core.call_workers("call_feature", "adapter_is_read", digest)):
+                yield from _wait(core)
         except BaseException:
             core.call_workers("call_feature", "drop_adapter", digest)
             raise
     core.adapters.name(KnownAdapter(name, digest.hex(), path))
-    _tidy(core)
+    core.tidy_adapters()
     return digest.hex()
 
 
 def unload_adapter(core: EngineCore, name: Name) -> bool:
     """Serve an adapter no longer; requests that run end with it. False: none has this name."""
     is_known = core.adapters.forget(name)
-    _tidy(core)
+    core.tidy_adapters()
     return is_known
 
 
-def _tidy(core: EngineCore) -> None:
-    """Drop those without a name that no request has."""
-    asks = (request.spec.asked(AdapterAsk) for request in core.scheduler.requests.values())
-    used = {ask.digest for ask in asks if ask is not None}
-    for digest in core.adapters.nameless - used:
-        core.adapters.drop(digest)
-        core.call_workers("call_feature", "drop_adapter", digest)
+def _check_room(core: EngineCore, name: str, digest: bytes, in_place: bool) -> None:
+    book, most = core.adapters, core.config.max_cpu_loras
+    is_new = all(one.name != name for one in book.known)
+    if not (is_new or in_place or book.has(name, digest)):
+        what = f"lora_name: {name!r} is another adapter's: give load_inplace, or unload that one"
+        raise InvalidRequestError(what, param="lora_name")
+    if (is_new and len(book.known) >= most) or (digest not in book.loaded and len(book.loaded) > most):
+        raise InvalidRequestError(f"lora_name: max_cpu_loras={most} adapters are loaded: unload one", param="lora_name")
+
+
+def _digest(files: AdapterFiles) -> Generator[None, None, bytes]:
+    with ThreadPoolExecutor(1, "adapter") as thread:
+        found = thread.submit(files.digest)
+        while not found.done():
+            time.sleep(0.001)
+            yield
+        return found.result()
+
+
+def _wait(core: EngineCore) -> Generator[None]:
+    """The engine goes on for a while."""
+    until = time.monotonic() + POLL_S
+    while time.monotonic() < until:
+        if not core.has_work():
+            time.sleep(0.001)
+        yield

@@ -50,6 +50,7 @@ RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes th
 MAX_PREEMPTIONS_NOTED = 16  # of one request, with their times
 MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
 UNLIMITED = PromptTime(0.0)
+MOST_WITHOUT_SLOT = 256  # further ones that wait for a slot of adapters
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
 
@@ -338,13 +339,13 @@ class Scheduler:
         passed = 0
         if self._adapters is not None:
             self._adapters.begin_plan()
-        for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1):
+        look_ahead = MOST_WITHOUT_SLOT if self._adapters is not None else 0
+        for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1 + look_ahead):
             if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
                 break
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
             if self._adapters is not None and not self._adapters.make_room(request, plan):
-                passed += 1
                 continue
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size

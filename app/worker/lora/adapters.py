@@ -7,6 +7,8 @@ and run the graphs, kernels and numbers that they would run without the feature.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -34,7 +36,7 @@ class Adapters(WorkerFeature):
     """All adapters of one rank."""
 
     part = "lora"
-    calls = ("load_adapter", "drop_adapter")
+    calls = ("check_adapter", "read_adapter", "adapter_is_read", "drop_adapter")
 
     def __init__(self, reader: AdapterReader, pool: SlotPool, inputs: StepInputs, max_rank: int) -> None:
         self._reader = reader
@@ -44,6 +46,8 @@ class Adapters(WorkerFeature):
         self._slot_of_row = inputs.declare("adapter_slot", torch.int32, idle=NO_SLOT)
         self._of_row: dict[int, bytes] = {}
         self._loaded: dict[bytes, torch.Tensor] = {}  # on the host
+        self._reading: dict[bytes, Future[torch.Tensor]] = {}  # on their way there
+        self._threads = ThreadPoolExecutor(1, "adapters")
         self._step = AdapterStep()
         device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
         self._ops = LORA_OPS.on(device)
@@ -52,21 +56,45 @@ class Adapters(WorkerFeature):
 
     # ---- calls between steps
 
-    def load_adapter(self, directory: str, digest: bytes) -> None:
-        """Take an adapter into host memory. CheckpointError, UnsupportedError, InvalidRequestError name what is wrong
-        with it; nothing is changed then."""
-        if digest in self._loaded:
-            return
+    def check_adapter(self, directory: str) -> AdapterFiles:
+        """The files of an adapter, of which the headers alone were read. CheckpointError, UnsupportedError and
+        InvalidRequestError name what is wrong with it."""
         files = AdapterFiles.read(directory, self._max_rank)
-        content = files.content()
-        if files.digest_of([memoryview(content)]) != digest:
-            raise CheckpointError(f"{directory} holds another adapter than a moment ago", param="lora_path")
-        self._loaded[digest] = self._pool.on_host(self._reader.pairs(files, content))
+        self._reader.check(files)
+        return files
+
+    def read_adapter(self, directory: str, digest: bytes) -> None:
+        """Begin to take an adapter into host memory, beside the steps; errors of `check_adapter`."""
+        if digest in self._loaded or digest in self._reading:
+            return
+        files = self.check_adapter(directory)
+        self._reading[digest] = self._threads.submit(self._read, files, digest)
+
+    def adapter_is_read(self, digest: bytes) -> bool:
+        """True if rows may have the adapter. CheckpointError names what its numbers lack."""
+        found = self._reading.get(digest)
+        if found is not None and found.done():
+            del self._reading[digest]
+            self._loaded[digest] = found.result()
+        return digest in self._loaded
 
     def drop_adapter(self, digest: bytes) -> None:
         """Forget an adapter that no request has; of rows whose end the next step message tells, one may."""
+        self._reading.pop(digest, None)
         self._slots.drop(digest)
         self._loaded.pop(digest, None)
+
+    def close(self) -> None:
+        """See WorkerFeature."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, files: AdapterFiles, digest: bytes) -> torch.Tensor:
+        """Runs in a thread."""
+        content = files.content()
+        if files.digest_of([memoryview(content)]) != digest:
+            raise CheckpointError(f"{files.directory} holds another adapter than a moment ago", param="lora_path")
+        with torch.inference_mode():
+            return self._pool.on_host(self._reader.pairs(files, content))
 
     # ---- rows
 

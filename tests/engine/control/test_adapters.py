@@ -28,7 +28,7 @@ from tests.tiny_models import tiny_model
 def core() -> Iterator[EngineCore]:
     config = EngineConfig(
         model=str(tiny_model()), device="cpu", num_threads=1, num_blocks=200, block_size=4, max_num_seqs=8,
-        executor="in_process", enable_lora=True, max_loras=2,
+        executor="in_process", enable_lora=True, max_loras=2, max_cpu_loras=3,
     )  # fmt: skip
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
     core.start()
@@ -44,6 +44,17 @@ def adapter(directory: Path, seed: int) -> Path:
 def load(core: EngineCore, directory: Path, name: str = "the adapter") -> AdapterAsk:
     digest = control.run(core, "load_adapter", {"name": name, "path": str(directory)})
     return AdapterAsk(name, bytes.fromhex(digest))
+
+
+def load_beside(core: EngineCore, directory: Path, results: Results) -> AdapterAsk:
+    """The same while requests run."""
+    call = control.begin(core, "load_adapter", {"name": "the adapter", "path": str(directory)})
+    while True:
+        try:
+            next(call)
+        except StopIteration as done:
+            return AdapterAsk("the adapter", bytes.fromhex(done.value))
+        results.take(core.step())
 
 
 def asking(request_id: str, ask: AdapterAsk | None, max_tokens: int = 8) -> EngineRequest:
@@ -63,18 +74,20 @@ def test_replaced_under_way(core: EngineCore, tmp_path: Path) -> None:
         core.add_request(request)
     for _ in range(3):
         results.take(core.step())
+    core.pause("two")  # it outlives the load
     shutil.rmtree(tmp_path / "a")
-    new = load(core, adapter(tmp_path / "a", 2))
+    new = load_beside(core, adapter(tmp_path / "a", 2), results)
     assert new.digest != old.digest
     assert [one.digest for one in core.stats().adapters.known] == [new.digest.hex()]
     core.add_request(asking("new", new))
     core.add_request(asking("late", old))  # built before the change; the adapter is still there
+    core.resume("two")
     run(core, results=results)
     assert results.tokens["one"] == results.tokens["two"] == results.tokens["late"] == alone["old"]
     assert results.tokens["none"] == alone["base"]
     assert results.tokens["new"] not in (alone["old"], alone["base"])
-    assert control.run(core, "unload_adapter", {"name": "another"}) is False
     assert core.adapters.loaded == {new.digest}, "with the last request the old one goes"
+    assert control.run(core, "unload_adapter", {"name": "another"}) is False
     with pytest.raises(ModelNotFoundError, match="the adapter"):
         core.add_request(asking("too late", old))
     assert run(core, [asking("again", new)]).tokens["again"] == results.tokens["new"]
@@ -90,6 +103,15 @@ def test_an_adapter_that_goes_between_admission_and_queue_ends_the_request_alone
     results = run(core, [asking("base", None)])
     assert "not loaded" in str(results.final["r"].error)
     assert results.final["base"].finish_reason == "length"
+
+
+def test_no_more_are_loaded_than_there_may_be(core: EngineCore, tmp_path: Path) -> None:
+    for number in range(3):
+        load(core, adapter(tmp_path / str(number), number), str(number))
+    with pytest.raises(InvalidRequestError, match="max_cpu_loras=3"):
+        load(core, adapter(tmp_path / "more", 9), "more")
+    load(core, adapter(tmp_path / "more", 9), "2")
+    assert [one.name for one in core.adapters.known] == ["0", "1", "2"]
 
 
 def test_one_adapter_under_two_names(core: EngineCore, tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ def test_requests_without_an_adapter_pass_those_that_wait_for_a_slot() -> None:
     assert_idle(core)
 
 
+def test_many_that_wait_for_a_slot_hold_up_nobody_else() -> None:
+    core = adapting_core(1, max_num_seqs=8)
+    requests = [asking("long", 1, max_tokens=60), *(asking(f"waits{i}", 2 + i % 3) for i in range(40))]
+    order = run(core, [*requests, *(asking(f"base{i}", None) for i in range(4))]).order
+    assert set(order[:4]) == {f"base{i}" for i in range(4)}
+    assert order[4] == "long"
+    assert len(order) == 45
+    assert_idle(core)
+
+
 def test_requests_that_clients_hold_give_their_slot() -> None:
     core = adapting_core(1)
     core.add_request(asking("held", 1, max_tokens=20))

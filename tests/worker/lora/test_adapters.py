@@ -11,6 +11,7 @@ import torch
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.records.adapter import AdapterAsk
 from tests.adapters import peft_adapter, peft_logits
+from tests.limits import wait_until
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.models.families.state_variants import STATE_VARIANTS
 from tests.tiny_models import tiny_model
@@ -58,7 +59,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def load(driver: Driver, directory: Path) -> AdapterAsk:
     """Load an adapter into the driver's worker; what asks for it."""
     digest = AdapterFiles.read(directory, 64).digest()
-    driver.worker.call_feature("load_adapter", str(directory), digest)
+    driver.worker.call_feature("read_adapter", str(directory), digest)
+    wait_until(lambda: driver.worker.call_feature("adapter_is_read", digest))
     return AdapterAsk(directory.name, digest)
 
 
