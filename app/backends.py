@@ -27,6 +27,7 @@ PROPOSERS: Registry[Any] = Registry(
     "proposer",
     {
         "ngram": "app.worker.spec_decode.ngram:NgramProposer",
+        "suffix": "app.worker.spec_decode.suffix:SuffixProposer",
         "draft_model": "app.worker.spec_decode.draft_model:DraftModelProposer",
         "eagle": "app.worker.spec_decode.eagle:EagleProposer",
         "eagle3": "app.worker.spec_decode.eagle3:Eagle3Proposer",

@@ -21,14 +21,13 @@ _SAME = {
 }  # vLLM's other names of a method
 
 _LIKE_TARGET = "a drafter runs as its target does; leave it out"
-_SUFFIX = "suffix decoding is not there yet; ngram looks through the request's own tokens"
+_SUFFIX = "past outputs lie in one table of a fixed size on the device; leave it out"
 _EXACT = "a draft is kept where it is the very token that is sampled in its place, so tokens never change; leave it out"
 _BLOCKS = "drafters of whole blocks are not there yet; eagle3 drafts chains"
 
 # What vLLM has and we have not, and what to do about it.
 METHODS: Mapping[str, str] = {
     **dict.fromkeys(("dflash", "dspark"), _BLOCKS),
-    "suffix": _SUFFIX,
     "custom_class": "a class is named by an entry point of its package (docs/plugins.md), whose name is the method",
     "extract_hidden_states": "hidden states are not given out; it drafts nothing",
 }
@@ -67,9 +66,9 @@ class SpeculativeConfig(Frozen):
 
     method: Annotated[str, OneOf(PROPOSERS)] = Field(
         description="What proposes: `ngram` (also written ngram_gpu): what followed the newest tokens where they stood "
-        "before in the request; `draft_model`: a smaller language model; `eagle`, `eagle3`, `medusa`, "
-        "`mlp_speculator`: a checkpoint trained for the target; `mtp`: a layer of the target's own checkpoint; or the "
-        "name of a plugin's.",
+        "before in the request; `suffix`: there, or in past outputs of the same tenant; `draft_model`: a smaller "
+        "language model; `eagle`, `eagle3`, `medusa`, `mlp_speculator`: a checkpoint trained for the target; `mtp`: a "
+        "layer of the target's own checkpoint; or the name of a plugin's.",
     )
     num_speculative_tokens: int = Field(ge=1, le=MOST_DRAFTS, description="Draft tokens of a request in a step.")
     model: str | None = Field(

@@ -35,7 +35,7 @@ class NgramProposer(Proposer):
 
     def propose(self, proposal: Proposal) -> torch.Tensor:
         """See Proposer."""
-        token_ids, known = _history(proposal.columns, proposal.rows)
+        token_ids, known = history(proposal.columns, proposal.rows)
         first = find_continuation(token_ids, known, self._shortest, self._longest)
         ahead = torch.arange(self.num_draft_tokens, device=known.device)
         return token_ids.gather(1, first[:, None] + ahead % (known - first)[:, None])
@@ -59,7 +59,7 @@ def find_continuation(token_ids: torch.Tensor, known: torch.Tensor, shortest: in
     return first
 
 
-def _history(columns: RowColumns, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def history(columns: RowColumns, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows' token ids [N, W], and how many of each are known, int64 [N]."""
     every = columns.flat_token_ids[: len(columns.num_tokens) * columns.width].view(-1, columns.width)
     return every.index_select(0, rows), columns.num_tokens.index_select(0, rows).long()
