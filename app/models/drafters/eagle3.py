@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from app.checkpoints.fields.kinds import check, whole
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError, ConfigError, UnsupportedError
@@ -27,6 +28,7 @@ from app.models.decoder_settings import DecoderSettings
 from app.models.drafters.base import Drafter, Target, TokenIds, without_prefix
 from app.models.families.llama import LlamaForCausalLM
 
+_FIELDS = dict.fromkeys(("draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30))
 # Switches of "speculators" that nobody here reads; a drafter that sets one is another model.
 _UNREAD = ("fc_norm", "norm_output", "norm_before_fc")
 
@@ -68,6 +70,7 @@ class Eagle3Drafter(Drafter):
     def __init__(self, ctx: BuildContext, info: ModelInfo, target: Target, *, has_embedding: bool) -> None:
         super().__init__()
         hf, self.target = info.hf_config, target
+        check(hf, _FIELDS, f"{info.directory}/config.json")
         s = LlamaForCausalLM.settings(info)
         self.reads_layers = layers_read(hf, target.info.num_layers)
         width = int(hf.get("target_hidden_size") or s.hidden_size)

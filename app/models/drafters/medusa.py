@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from app.checkpoints.fields.kinds import check, whole
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError
@@ -22,6 +23,10 @@ from app.layers.vocab import LMHead
 from app.models.base import EngineModel
 from app.models.drafters.base import Target, TokenIds
 
+_FIELDS = {
+    **dict.fromkeys(("num_heads", "medusa_num_heads", "medusa_num_layers"), whole(0, 1 << 10)),
+    "truncated_vocab_size": whole(1, 1 << 30),
+}
 MOST_LAYERS = 64  # of a head
 MOST_HEADS = 64
 
@@ -51,6 +56,7 @@ class MedusaDrafter(EngineModel):
         """`num_tokens`: the drafts of a row, for which there must be heads."""
         super().__init__()
         hf = info.hf_config
+        check(hf, _FIELDS, f"{info.directory}/config.json")
         size, vocab = target.info.hidden_size, target.info.vocab_size
         target.expect("hidden_size", int(hf.get("hidden_size", size)), size)
         target.expect("vocab_size", int(hf.get("vocab_size", vocab)), vocab)
