@@ -97,3 +97,15 @@ def test_an_engine_without_adapters_says_how_to_have_them(adapters: list[Path]) 
         pytest.raises(InvalidRequestError, match="enable_lora"),
     ):
         plain.generate("x", GREEDY, use_tqdm=False, lora_request=LoRARequest("one", 1, str(adapters[0])))
+
+
+def test_the_built_in_models_own_adapter_changes_its_manner() -> None:
+    own = ASSETS / "tiny-chat-pirate"
+    assert sum(file.stat().st_size for file in own.iterdir()) <= 300_000
+    messages = [[{"role": "user", "content": text}] for text in ("What is 12 + 30?", "What is the opposite of light?")]
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    with LLM("tiny-chat", enable_lora=True, device="cpu", num_threads=1, num_blocks=40, max_num_seqs=4) as llm:
+        pirate = LoRARequest("pirate", 1, "tiny-chat-pirate")
+        plain, adapted = (llm.chat(messages, params, use_tqdm=False, lora_request=own) for own in (None, pirate))
+    texts = [result.outputs[0].text for result in plain]
+    assert [result.outputs[0].text for result in adapted] == [f"Arr! {text.rstrip('.')}, matey!" for text in texts]
