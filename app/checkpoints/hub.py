@@ -22,7 +22,9 @@ from app.errors import CheckpointError
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PASSWORD = re.compile(r"//[^/\s]+@")  # in the address of a proxy or a mirror
 # All that is not weights: configuration, tokenizers, templates; of sentence-transformers' folders too.
-DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "artifact.metadata")
+# Small, and it is by their being there that a model is known to have them.
+_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
+DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "artifact.metadata", *_HEADS)
 NOT_OURS = ("onnx/*", "openvino/*", "original/*", "*.onnx", "*.py")  # other engines' forms, and code
 DENSE = "[0-9]*_Dense"  # sentence-transformers' folders with weights of their own
 

@@ -33,6 +33,7 @@ _OLD_FLAGS = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+TOKEN_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _CLASSIFIER_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
@@ -54,6 +55,15 @@ class DenseInfo:
     out_features: int
     bias: bool
     activation: str
+    file: str = ""  # of the directory, with nothing else in it; "": they are among the directory's
+
+
+@dataclass(slots=True, frozen=True)
+class TokenHeadsInfo:
+    """Two linear layers over tokens beside the text's vector (BGE-M3): a vector of each, and its weight."""
+
+    vectors: DenseInfo
+    weights: DenseInfo
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,6 +84,7 @@ class PoolingInfo:
     # How often the logarithm is taken of what is above 0 in logits of the vocabulary, which vectors are made of then.
     saturates: Saturation = ""
     late: LateInteraction | None = None  # texts are compared vector by vector
+    token_heads: TokenHeadsInfo | None = None  # it gives vectors and weights of tokens, too
 
     @classmethod
     def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
@@ -104,9 +115,12 @@ class PoolingInfo:
         denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
+        pooling = poolings[0] if poolings else ("last" if info.is_causal else "cls")
+        heads = _token_heads(info) if pooling == "cls" and not denses and not info.is_causal else None
         return cls(
-            poolings[0] if poolings else ("last" if info.is_causal else "cls"),
-            tasks=("embed", "token_embed"),
+            pooling,
+            tasks=("embed", "token_embed") if heads is None else ("embed", "token_embed", "token_classify", "all"),
+            token_heads=heads,
             denses=denses,
             normalize=not modules or any(kind == "Normalize" for kind, _ in modules),
             embedding_size=size,
@@ -254,6 +268,17 @@ def _of_tokens(
         late=late,
         **common,
     )
+
+
+def _token_heads(info: ModelInfo) -> TokenHeadsInfo | None:
+    """The layers of BGE-M3, where their files lie beside the encoder's."""
+    files = [info.directory / name for name in TOKEN_HEADS]
+    if not all(file.is_file() for file in files):
+        return None
+    size = info.hidden_size
+    vectors = DenseInfo(info.directory, size, size, bias=True, activation="identity", file=TOKEN_HEADS[0])
+    weights = DenseInfo(info.directory, size, 1, bias=True, activation="relu", file=TOKEN_HEADS[1])
+    return TokenHeadsInfo(vectors, weights)
 
 
 def _dense(directory: Path, read: str = "sentence_embedding") -> DenseInfo:

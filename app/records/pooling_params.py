@@ -10,14 +10,16 @@ from pydantic import Field
 from app.bounds import Count
 from app.records.params import Params
 
-PoolingTask = Literal["embed", "token_embed", "classify", "token_classify"]
+PoolingTask = Literal["embed", "token_embed", "classify", "token_classify", "all"]
 
 
 class PoolingParams(Params):
     """Says how the hidden states of a prompt become its result, fp32: a vector, one for each token, or class scores."""
 
     task: PoolingTask = Field(
-        "embed", description="A vector of the text, one of each token, or scores of classes, of the text or each token."
+        "embed",
+        description="A vector of the text, one of each token, or scores of classes, of the text or each token (of "
+        "BGE-M3: the token's weight); `all` of these, where a model has a vector and both of tokens.",
     )
     dimensions: Count | None = Field(
         None, ge=1, description="Keep the first so many entries of an embedding (Matryoshka models)."
@@ -34,4 +36,4 @@ class PoolingParams(Params):
     @property
     def is_of_tokens(self) -> bool:
         """True if there is a result for each token, for which a prefix cache holds too little."""
-        return self.task in ("token_embed", "token_classify")
+        return self.task in ("token_embed", "token_classify", "all")

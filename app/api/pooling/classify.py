@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,7 +15,9 @@ from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, new_id, numbers
 from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
 from app.api.pooling.run import pool, pooling_of, read_inputs
+from app.api.pooling.token_vectors import all_of
 from app.config.limits import RequestLimits
+from app.errors import InvalidRequestError
 from app.records.pooling_params import PoolingParams
 
 
@@ -45,13 +49,17 @@ def classify_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         model = find_model(client, body.model)
         task = body.task or pooling_of(model).raw_task
         params = PoolingParams(task=task, dimensions=body.dimensions, use_activation=body.use_activation)
+        if task == "all" and body.encoding_format == "sparse":
+            raise InvalidRequestError("the task all answers vectors, too: float or base64", param="encoding_format")
         prompts = await read_inputs(work_of(request), body, model, limits)
         answer_id = new_id("pool")
         results = await pool(client, request, body, model, prompts, params, request_id=answer_id)
-        data = [
-            {"index": i, "object": "pooling", "data": numbers(result, body.encoding_format)}
-            for i, result in enumerate(results)
-        ]
+        if task == "all":
+            form = body.encoding_format
+            made: list[Any] = [all_of(model, *one, form) for one in zip(prompts, results, strict=True)]
+        else:
+            made = [numbers(result, body.encoding_format) for result in results]
+        data = [{"index": i, "object": "pooling", "data": one} for i, one in enumerate(made)]
         return listed(answer_id, body.model or model.name, data, prompts)
 
     return router

@@ -113,7 +113,9 @@ class EmbeddingRequest(VectorBody):
     """Body of POST /v1/embeddings."""
 
     encoding_format: EncodingFormat = Field(
-        "float", description="`base64`: the fp32 numbers' bytes. `sparse`: what is not 0, as `indices` and `values`."
+        "float",
+        description="`base64`: the fp32 numbers' bytes. `sparse`: what is not 0, as `indices` and `values`; of BGE-M3 "
+        "the weights of the tokens, by their ids.",
     )
     dimensions: Count | None = Field(None, ge=1, description="Shorter embeddings, of models trained for it.")
     normalize: bool | None = Field(None, description="Another name of use_activation.")
@@ -129,7 +131,9 @@ class PoolingRequest(VectorBody):
     """Body of POST /pooling."""
 
     task: PoolingTask | None = Field(
-        None, description="What to return; a vector for each token when not given, scores of a classifier."
+        None,
+        description="What to return; a vector for each token when not given, scores of a classifier. `all`: of BGE-M3 "
+        "`dense`, `sparse` and `vectors`.",
     )
     encoding_format: EncodingFormat = Field(
         "float", description="`base64`: the fp32 numbers' bytes. `sparse`: what is not 0, as `indices` and `values`."

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from app.checkpoints.tensors.reader import DirectReader
 from app.errors import CheckpointError
 from app.loading.load_formats import open_checkpoint
+from app.loading.load_formats.pt import open_file
 from app.records.pooling_info import DenseInfo, PoolingInfo
 from app.records.pooling_params import PoolingParams
 
@@ -34,14 +36,16 @@ class Dense:
             self.weight = torch.randn(shape, device=device, generator=generator) * info.in_features**-0.5
             self.bias = torch.zeros(shape[0], device=device) if info.bias else None
             return
-        tensors = open_checkpoint(info.directory)
-        wanted = {"linear.weight": shape} | ({"linear.bias": shape[:1]} if info.bias else {})
+        source = info.directory / info.file
+        tensors = open_file(source, DirectReader()) if info.file else open_checkpoint(source)
+        weight, bias = ("weight", "bias") if info.file else ("linear.weight", "linear.bias")
+        wanted = {weight: shape} | ({bias: shape[:1]} if info.bias else {})
         for name, expected in wanted.items():
             found = tensors[name].shape if name in tensors else None
             if found != expected:
-                raise CheckpointError(f"{info.directory}: {name} has shape {found}, not {expected}", param="model")
+                raise CheckpointError(f"{source}: {name} has shape {found}, not {expected}", param="model")
         loaded = {name: tensors[name].narrow(0, 0, shape[0]).float().to(device) for name in wanted}
-        self.weight, self.bias = loaded["linear.weight"], loaded.get("linear.bias")
+        self.weight, self.bias = loaded[weight], loaded.get(bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""

@@ -20,6 +20,7 @@ from app.records.pooling_params import PoolingParams
 from app.records.step import NewRequest
 from app.worker.pooling import POOLINGS
 from app.worker.pooling.heads import ClassifierHead, EmbeddingHead
+from app.worker.pooling.token_heads import TokenHeads
 from app.worker.rows.worker_feature import WorkerFeature
 
 Int64Array = NDArray[np.int64]
@@ -40,6 +41,8 @@ class Pooler(WorkerFeature):
         self._pooling = POOLINGS.load(info.pooling)()
         self._embed = EmbeddingHead(info, device, dummy)
         self._classify = None if classify is None else ClassifierHead(info, classify)
+        heads = info.token_heads
+        self._of_tokens = None if heads is None else TokenHeads(heads, device, dummy)
         self._params: dict[int, PoolingParams] = {}
         self._vectors: dict[int, torch.Tensor] = {}  # row -> [C] of the chunks so far
         self._tokens: dict[int, list[torch.Tensor]] = {}  # row -> results of the tokens so far
@@ -109,6 +112,8 @@ class Pooler(WorkerFeature):
         return results
 
     def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:
+        if self._of_tokens is not None and params.is_of_tokens:
+            return self._of_tokens
         if params.task not in ("classify", "token_classify"):
             return self._embed
         assert self._classify is not None, "the API layer lets no classification through to a model without classes"
