@@ -124,8 +124,16 @@ _KINDS = {
     "local_attention": "windows",
 }
 
+OUTSIDE = "does not take an implementation from outside"
 # What cannot run: changes, and the reason that a user reads.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "diffllama": ({**NO_SIZE, "num_attention_heads": 4, "num_key_value_heads": 2}, "more than once in a step"),
     "doge": ({}, "its forward pass needs more than shapes and positions"),
+    "jetmoe": (
+        {**MOE, **NO_SIZE, "kv_channels": 16, "num_key_value_heads": 2},
+        "its forward pass needs more than shapes and positions",
+    ),
+    "bloom": ({**OLD, "n_layer": 2, "n_head": 4}, OUTSIDE),
+    "gptj": ({**OLD, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, OUTSIDE),
+    "biogpt": (PLAIN_HEADS, OUTSIDE),
 }

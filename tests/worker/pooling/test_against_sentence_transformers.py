@@ -14,7 +14,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import Gemma3TextConfig, Gemma3TextModel
+from transformers import Gemma3TextConfig, Gemma3TextModel, Qwen3Config, Qwen3ForCausalLM
 
 from app.checkpoints.model_info import ModelInfo
 from app.errors import UnsupportedError
@@ -107,6 +107,29 @@ def test_embeddinggemma_as_it_is_published(tmp_path: Path) -> None:
     assert ModelInfo.from_directory(str(directory)).runner("auto") == "pooling"
     assert PoolingInfo.of(ModelInfo.from_directory(str(directory))).prompts.of("query") == prompts["prompts"]["query"]
     assert _agree(directory, texts(12)).shape == (12, 32)
+
+
+def test_qwen3_embedding_as_it_is_published(tmp_path: Path) -> None:
+    """A whole language model, of which the last token counts, and an instruction before queries."""
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("qwen3"), directory)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 330, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8}
+    config = Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    add_modules(directory, {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True, "include_prompt": True})
+    query = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+    prompts = {"prompts": {"query": query, "document": ""}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    info = ModelInfo.from_directory(str(directory))
+    assert info.runner("auto") == "pooling"
+    assert PoolingInfo.of(info).prompts.of(input_type="search_query") == query
+    assert PoolingInfo.of(info).prompts.of(input_type="search_document") == ""
+    asked = texts(8)
+    assert _agree(directory, asked).shape == (8, 32)
+    expected = SentenceTransformer(str(directory), device="cpu").encode_query(asked)
+    with PoolingDriver(directory) as driver:
+        np.testing.assert_allclose(np.stack(driver.pool([query + text for text in asked])), expected, atol=1e-4)
 
 
 def _agree(directory: Path, asked: list[str]) -> Any:
