@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from app.deployments.ingress import answer_limit
 from app.deployments.ingress.answer_limit import HALF_LIFE_S, LONGEST, SLICES, AnswerLimit
-from tests.limits import patience_s, run
+from tests.limits import async_pause, patience_s, pause, run
 
 
 def test_it_follows_the_slowest_of_late_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +41,7 @@ def test_who_waits_hears_of_what_others_took() -> None:
         limit.learn(patience_s())
         limit._least_s = patience_s()
         for _ in range(SLICES + 1):
-            await asyncio.sleep(0.02)
+            await async_pause(0.02)
         assert not waiting.done()
         answer.set_result(None)
         assert await waiting
@@ -61,7 +60,7 @@ def test_a_stall_of_ones_own_counts_once() -> None:
         asked = asyncio.create_task(ask())
         waiting = asyncio.create_task(limit.wait(asked))
         await asyncio.sleep(0)
-        time.sleep(0.5 + 0.5 / SLICES)  # noqa: ASYNC251 - longer than the limit
+        pause(0.5 + 0.5 / SLICES)  # longer than the limit
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
