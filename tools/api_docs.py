@@ -39,7 +39,8 @@ This page is written by `python -m tools.api_docs`; a test fails when it is stal
 *Refused* means that the server knows the field and says why it does not take it: it would change the answer. *Ignored*
 means that it is known and changes nothing. A field that is not listed here is unknown. On the routes that agents use
 (`/v1/responses`, `/v1/messages` and what belongs to them) unknown fields are ignored, so that a client's next version
-does not break; on all others they are a 400 that names them. `limits.unknown_fields` chooses one or the other for all.
+does not break, and so are tools of types that no table has, which the model is not shown; on all others they are a 400
+that names them. `limits.unknown_fields` chooses one or the other for all.
 `manta:ingress_ignored_fields_total` counts what was ignored by its name here, what is unknown as `other`; the log has
 the names of those, each once. What messages, content parts and items of an earlier conversation carry besides is not
 looked at, as clients send them back with fields of their own. Errors have the shape of the dialect

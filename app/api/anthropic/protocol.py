@@ -1,15 +1,15 @@
-"""Bodies of Anthropic's dialect. Strict: what is unknown, or known and not supported, is refused by name."""
+"""Bodies of Anthropic's dialect: what would change the answer and is not supported is refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.anthropic.documents import DocumentBlock, TextBlock
-from app.api.anthropic.tools import Tool, check_tools
+from app.api.anthropic.tools import Tool, known_tools
 from app.api.chat.call_arguments import FunctionName
 from app.api.generation.placement import PlacementFields
 from app.api.http.errors import ThreadUnsupportedError
@@ -205,8 +205,8 @@ class CountTokensRequest(StrictModel):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _only_the_client_s(cls, tools: Any) -> Any:
-        return check_tools(tools)
+    def _only_the_client_s(cls, tools: Any, info: ValidationInfo) -> Any:
+        return known_tools(tools, info)
 
     @model_validator(mode="after")
     def _check_choice(self) -> Self:

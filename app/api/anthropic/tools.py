@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from app.api.chat.call_arguments import AllowedCallers, FunctionName
-from app.api.http.strict_models import StrictModel
+from app.api.http.strict_models import StrictModel, ignores_unknown
 from app.bounds import Count, Items, JsonObject, Text
 from app.errors import UnsupportedError
 
@@ -93,6 +93,7 @@ ClientType = Literal[
     "text_editor_20250728",
     "memory_20250818",
 ]
+_FAMILIES = frozenset(kind.rpartition("_")[0] for kind in CLIENT_TOOLS)
 _SEES = "needs a model that sees"
 # What begins the type of a tool that is refused, and why.
 REFUSED_TOOLS: Mapping[str, str] = {
@@ -168,13 +169,23 @@ def _form(tool: Any) -> str:
 Tool = Annotated[Annotated[CustomTool, Tag("custom")] | Annotated[ClientTool, Tag("client")], Discriminator(_form)]
 
 
-def check_tools(tools: Any) -> Any:
-    """The list of tools before it is read; UnsupportedError names one that the client does not run."""
-    for i, tool in enumerate(tools) if isinstance(tools, list) else ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if not isinstance(kind, str) or kind == "custom" or kind in CLIENT_TOOLS:
-            continue
-        reasons = [why for prefix, why in REFUSED_TOOLS.items() if kind.startswith(prefix)]
-        why = f"it {reasons[0]}" if reasons else f"known: custom, {', '.join(CLIENT_TOOLS)}"
-        raise UnsupportedError(f"tools of type {kind[:64]!r} are not supported; {why}", param=f"tools.{i}.type")
-    return tools
+def known_tools(tools: Any, info: ValidationInfo) -> Any:
+    """The list of tools before it is read, without those of types that no table has where unknown fields are ignored.
+
+    UnsupportedError names one that the client does not run.
+    """
+    if not isinstance(tools, list):
+        return tools
+    return [tool for i, tool in enumerate(tools) if _is_known(tool, i, info)]
+
+
+def _is_known(tool: Any, index: int, info: ValidationInfo) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind == "custom" or kind in CLIENT_TOOLS:
+        return True
+    reasons = [why for prefix, why in REFUSED_TOOLS.items() if kind.startswith(prefix)]
+    is_new = not reasons and kind.rpartition("_")[0] not in _FAMILIES  # not a later bash, of a schema that is not known
+    if is_new and ignores_unknown(info, f"a tool of type {kind}"):
+        return False
+    why = f"it {reasons[0]}" if reasons else f"known: custom, {', '.join(CLIENT_TOOLS)}"
+    raise UnsupportedError(f"tools of type {kind[:64]!r} are not supported; {why}", param=f"tools.{index}.type")

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from app.api.http.errors import ClientDisconnected, unknown_fields, validation_error
 from app.api.http.field_rule import rule_of
-from app.api.http.strict_models import UNKNOWN, IgnoredFields
+from app.api.http.strict_models import IgnoredFields
 from app.api.http.work_pool import PARSE_S_PER_BYTE, work_of
 from app.errors import InvalidRequestError
 
@@ -33,7 +33,6 @@ MAX_VALUES = 1 << 21  # values in all arrays and objects, such as token ids
 # Texts may be JSON again (arguments of earlier calls, schemas), which is parsed too: brackets and quotes of all texts.
 MAX_BRACKETS_OF_TEXTS = 1 << 20
 MAX_QUOTES_OF_TEXTS = 1 << 21
-MAX_NAMED = 16  # unknown fields of one body that a log names
 MAX_DEPTH = 64  # levels of nested arrays and objects, unless the application's limits say otherwise
 # An unclosed string takes all that is left: tried again at each of its quotes, it would cost the square of its length.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -60,8 +59,9 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     max_depth = getattr(request.app.state, "max_json_depth", MAX_DEPTH)
     rule = rule_of(request)
     ignored = IgnoredFields()
+    ignored.ignores_unknown = rule.ignores_unknown(model)
     cost_s = PARSE_S_PER_BYTE * len(raw)
-    body = await work_of(request).run(cost_s, _parse, raw, model, max_depth, rule.ignores_unknown(model), ignored)
+    body = await work_of(request).run(cost_s, _parse, raw, model, max_depth, ignored)
     if ignored:
         rule.count(request, ignored)
     return body
@@ -83,21 +83,17 @@ def _check_content_type(given: str) -> None:
         raise InvalidRequestError(f"the body must be JSON: send the header `Content-Type: application/json`, {named}")
 
 
-def _parse(
-    raw: bytes | bytearray, model: type[BodyT], max_depth: int, ignores_unknown: bool, ignored: IgnoredFields
-) -> BodyT:
+def _parse(raw: bytes | bytearray, model: type[BodyT], max_depth: int, ignored: IgnoredFields) -> BodyT:
     """The body, with what was not read of it in `ignored`. Where unknown fields are ignored, a body that has some is
     parsed twice, however many there are."""
     check_shape(raw, max_depth)
     try:
         return model.model_validate_json(raw, context=ignored)
     except ValidationError as error:
-        unknown = unknown_fields(error) if ignores_unknown else []
+        unknown = unknown_fields(error) if ignored.ignores_unknown else []
         if not unknown:
             raise validation_error(error, _structure(raw)) from error
-    ignored.clear()
-    ignored[UNKNOWN] = len(unknown)
-    ignored.unknown = tuple(unknown[:MAX_NAMED])
+    ignored.begin(unknown)
     try:
         return model.model_validate_json(raw, extra="ignore", context=ignored)
     except ValidationError as error:

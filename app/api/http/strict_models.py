@@ -8,7 +8,7 @@ that programs of others use, whose next version may bring it (`is_lenient`, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -21,12 +21,36 @@ _PLAIN = ("int", "float", "bool")
 _COLLECTIONS = ("list", "tuple", "set", "frozenset", "dict")
 NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 UNKNOWN = "other"  # in place of the name of a field that no table has
+MAX_NAMED = 16  # unknown fields of one body that a log names
 
 
 class IgnoredFields(Counter[str]):
     """Fields that one body has and nothing depends on, by name. The names are those of our tables, and UNKNOWN."""
 
+    ignores_unknown: bool = False  # what no table has, too
     unknown: tuple[str, ...] = ()  # what the client calls some of the unknown ones
+
+    def begin(self, unknown: Sequence[str] = ()) -> None:
+        """Forget what was counted: the body is read once more, without these fields."""
+        self.clear()
+        self.unknown = ()
+        for name in unknown:
+            self.add_unknown(name)
+
+    def add_unknown(self, name: str) -> None:
+        """Count what no table has."""
+        self[UNKNOWN] += 1
+        if len(self.unknown) < MAX_NAMED:
+            self.unknown += (name,)
+
+
+def ignores_unknown(info: ValidationInfo, name: str) -> bool:
+    """True if the body that is read may have `name`, which no table has: then it is counted."""
+    ignored = info.context
+    if not isinstance(ignored, IgnoredFields) or not ignored.ignores_unknown:
+        return False
+    ignored.add_unknown(name)
+    return True
 
 
 def _read_exactly(schema: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody, StreamOptions
 from app.api.chat.messages import ReasoningEffort, Verbosity
-from app.api.http.strict_models import StrictModel
+from app.api.http.strict_models import StrictModel, ignores_unknown
 from app.api.openai.responses_calls import call_forms, choice_for_chat
 from app.api.openai.responses_items import InputItem, MessageItem
 from app.api.openai.responses_tools import ResponsesTool, ToolChoice, known_tools
@@ -160,6 +160,15 @@ class ResponsesRequest(GenerationBody):
     @classmethod
     def _only_known(cls, tools: Any, info: ValidationInfo) -> Any:
         return known_tools(tools, info)
+
+    @field_validator("include", mode="before")
+    @classmethod
+    def _only_known_inclusions(cls, include: Any, info: ValidationInfo) -> Any:
+        """An answer shows no more for what no version of the API had yet."""
+        if not isinstance(include, list):
+            return include
+        known = get_args(Includable)
+        return [one for one in include if one in known or not (isinstance(one, str) and ignores_unknown(info, one))]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

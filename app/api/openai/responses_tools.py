@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from app.api.chat.call_arguments import AllowedCallers, FunctionName
-from app.api.http.strict_models import History, IgnoredFields, StrictModel
+from app.api.http.strict_models import History, IgnoredFields, StrictModel, ignores_unknown
 from app.bounds import Items, JsonObject, Text
 from app.errors import UnsupportedError
 
@@ -204,8 +204,11 @@ ResponsesTool = Annotated[
 
 
 def known_tools(tools: Any, info: ValidationInfo) -> Any:
-    """The list of tools, before it is read, without those that are ignored; they are counted. UnsupportedError names
-    one that is refused."""
+    """The list of tools, before it is read, without those that are ignored; they are counted. Of those that no table
+    has, the model would not know how to call them: whether they are ignored is that of unknown fields.
+
+    UnsupportedError names one that is refused.
+    """
     if not isinstance(tools, list):
         return tools
     kept = []
@@ -214,6 +217,8 @@ def known_tools(tools: Any, info: ValidationInfo) -> Any:
         if not isinstance(kind, str) or kind in _FORMS:
             kept.append(tool)
         elif kind not in IGNORED_TOOLS:
+            if kind not in REFUSED_TOOLS and ignores_unknown(info, f"a tool of type {kind}"):
+                continue
             why = f"it {REFUSED_TOOLS[kind]}" if kind in REFUSED_TOOLS else f"known: {', '.join(_FORMS)}"
             raise UnsupportedError(f"tools of type {kind[:64]!r} are not supported; {why}", param=f"tools.{i}.type")
         elif isinstance(info.context, IgnoredFields):

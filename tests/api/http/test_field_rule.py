@@ -76,6 +76,41 @@ def test_agents_may_say_what_nobody_knows_yet(
 
 
 @pytest.mark.parametrize(("path", "body"), LENIENT)
+def test_tools_that_nobody_knows_yet_are_not_shown_to_the_model(
+    build: Any, path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each new version of an agent brought a tool that its server runs, or that the model may do without."""
+    counted = build()
+    known = {"name": "f", "parameters" if "responses" in path else "input_schema": {"type": "object"}}
+    known["type"] = "function" if "responses" in path else "custom"
+    fields = {"tools": [{"type": "next_week_20270101", "name": "of_next_week"}, known]}
+    with caplog.at_level(logging.WARNING, "manta.api"):
+        for more in ({}, {"next_week": 1}):  # read once, and twice
+            answer = counted.http.post(path, json=body | fields | more)
+            assert answer.status_code == 200, answer.text
+    assert counted.ignored() == {"other": 3.0}
+    told = [record.getMessage() for record in caplog.records if "ignored unknown" in record.getMessage()]
+    assert len(told) == 2, "each name once"
+    assert "'a tool of type next_week_20270101'" in told[0]
+    if path.endswith("tokens"):
+        assert answer.json() == counted.http.post(path, json=body | {"tools": [known]}).json()
+    refusing = build(unknown_fields="refuse").http.post(path, json=body | fields)
+    assert refusing.status_code == 400
+    assert "next_week_20270101" in refusing.text
+    elsewhere = {"messages": HI, "tools": [{"type": "next_week", "function": {"name": "f"}}]}
+    assert counted.http.post("/v1/chat/completions", json=elsewhere).status_code == 400
+
+
+def test_an_inclusion_that_nobody_knows_yet_includes_nothing(build: Any) -> None:
+    counted = build()
+    body = {"input": "hi", "store": False, "include": ["reasoning.encrypted_content", "next.week"]}
+    assert counted.http.post("/v1/responses", json=body).status_code == 200
+    assert counted.ignored() == {"other": 1.0}
+    assert build(unknown_fields="refuse").http.post("/v1/responses", json=body).status_code == 400
+    assert counted.http.post("/v1/responses", json=body | {"include": [{}]}).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "body"), LENIENT)
 def test_faults_beside_unknown_fields_are_still_named(build: Any, path: str, body: dict[str, Any]) -> None:
     answer = build().http.post(path, json=body | {"next_week": 1, "tools": 5})
     assert answer.status_code == 400
