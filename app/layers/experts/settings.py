@@ -11,7 +11,8 @@ from app.kernels.moe import GLU, RoutingRule
 
 @dataclass(slots=True, frozen=True)
 class ExpertSettings:
-    """Sizes and switches; sizes are the model's, before they are split over ranks. ValueError: layers lack experts."""
+    """Sizes and switches; sizes are the model's, before they are split over ranks. ValueError: layers lack experts, or a
+    token is to go to more than may be chosen, which kernels would read behind the last one."""
 
     num_experts: int
     intermediate_size: int  # of one expert
@@ -30,8 +31,20 @@ class ExpertSettings:
     gates_shared: bool = False  # its output is multiplied by the sigmoid of a gate of its own
 
     def __post_init__(self) -> None:
-        if self.layers and self.num_experts < 1:
+        if not self.layers:
+            return
+        if self.num_experts < 1:
             raise ValueError("layers with experts, of which there are none")
+        scored, rule = self.num_experts + self.num_identity, self.rule
+        if rule.num_groups < 1 or scored % rule.num_groups:
+            raise ValueError(f"{scored} experts are in {rule.num_groups} groups")
+        if not 1 <= rule.groups_chosen <= rule.num_groups:
+            raise ValueError(f"{rule.groups_chosen} groups are chosen of {rule.num_groups}")
+        if rule.num_groups > 1 and rule.group_score == "top2" and scored // rule.num_groups < 2:
+            raise ValueError(f"{rule.num_groups} groups of {scored} experts, of which the best two of each count")
+        most = scored // rule.num_groups * rule.groups_chosen
+        if not 1 <= rule.top_k <= most:
+            raise ValueError(f"a token goes to {rule.top_k} experts of {most} that may be chosen")
 
     def rule_in(self, dtype: torch.dtype) -> RoutingRule:
         """The rule of a model of this type."""

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[3]
         ({"v_head_dim": float("inf")}, "v_head_dim is inf, not"),
         ({"vocab_size": "129280"}, "vocab_size is '129280', not"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0, not"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0, not"),
         ({"rms_norm_eps": [1]}, r"rms_norm_eps is \[1\], not a number"),
         ({"moe_num_experts": [64]}, r"moe_num_experts is \[64\], not"),
         ({"num_shared_experts": -1}, "num_shared_experts is -1, not"),
