@@ -158,7 +158,7 @@ def test_a_field_that_holds_something_else_is_named(wrong: dict[str, Any], tmp_p
         ("HYV3ForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("ExaoneMoeForCausalLM", {**SCOUT, "num_experts": 0}, "num_experts=0: this family"),
         ("MixtralForCausalLM", {**PHI, "num_local_experts": 0}, "layers with experts, of which there are none"),
-        ("MixtralForCausalLM", {**PHI, "num_experts_per_tok": 17}, "a token goes to 17 experts of 16 that may be chosen"),
+        ("MixtralForCausalLM", {**PHI, "num_experts_per_tok": 17}, "a token goes to 17 experts of 16 that may"),
         ("MixtralForCausalLM", {**PHI, "num_experts_per_tok": 0}, "a token goes to 0 experts of 16"),
         ("DeepseekV3ForCausalLM", {**V3, "num_experts_per_tok": 129}, "a token goes to 129 experts of 128 that may"),
         ("DeepseekV3ForCausalLM", {**V3, "n_group": 7}, "256 experts are in 7 groups"),

@@ -11,8 +11,8 @@ from app.kernels.moe import GLU, RoutingRule
 
 @dataclass(slots=True, frozen=True)
 class ExpertSettings:
-    """Sizes and switches; sizes are the model's, before they are split over ranks. ValueError: layers lack experts, or a
-    token is to go to more than may be chosen, which kernels would read behind the last one."""
+    """Sizes and switches; sizes are the model's, before they are split over ranks. ValueError: layers lack experts, or
+    a token is to go to more than may be chosen: kernels would read behind the last one."""
 
     num_experts: int
     intermediate_size: int  # of one expert
