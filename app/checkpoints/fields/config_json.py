@@ -55,7 +55,9 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim"), _HEAD_WIDTH),
     **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), _STATE_WIDTH),
     **dict.fromkeys(("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L_cache"), _CONV_WIDTH),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups", "mamba_d_ssm"), _SIZE),
+    **dict.fromkeys(
+        ("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups", "mamba_d_ssm", "num_heads"), _SIZE
+    ),
     **dict.fromkeys(("mamba_expand", "expand", "attn_layer_period", "expert_layer_period"), _SIZE),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset", "num_dense_layers"), _MAYBE_NONE),
     **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "mamba_d_head"), either(_SIZE, TEXT)),
