@@ -64,6 +64,7 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("time_step_limit",), several(either(_MAYBE_ZERO, TEXT, OBJECT), 2)),
     **dict.fromkeys(("time_step_min", "mixer_rms_eps"), _MAYBE_ZERO),
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias", "mamba_proj_bias", "conv_bias"), FLAG),
+    **dict.fromkeys(("mamba_norm_before_gate", "mamba_rms_norm", "use_expert_bias", "tie_embedding"), FLAG),
     **dict.fromkeys(("layers_block_type",), several(TEXT, _LAYER_COUNT)),
     "hybrid_override_pattern": TEXT,
     "attn_layer_indices": several(whole(0, _LAYER_COUNT), _LAYER_COUNT),
