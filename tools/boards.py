@@ -127,6 +127,12 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         quantiles("Time in the queue", "vllm:request_queue_time_seconds", "engine"),
         rate("Requests that gave their blocks back", "vllm:num_preemptions_total", "engine", "ops"),
         gauge("Requests held for slow clients", "manta:num_requests_paused", "engine"),
+        share("Draft tokens that were right", "vllm:spec_decode_num_accepted_tokens_total",
+              "vllm:spec_decode_num_draft_tokens_total", "engine"),
+        rate("Drafts that were right, by their place", "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position",
+             "ops"),
+        rate("Requests' drafts verified", "vllm:spec_decode_num_drafts_total", "engine", "ops"),
+        gauge("Adapters that may be named", "manta:adapters_loaded", "engine"),
         gauge("Requests that wait for a first replica", "manta:ingress_waiting_requests", "model_name", where=MODEL),
         Panel(
             "Requests of full length that fit",

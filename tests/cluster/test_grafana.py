@@ -51,6 +51,7 @@ NOT_SHOWN = {
     "vllm:kv_offload_cpu_cache_usage_perc",  # as manta:kv_host_...
     "vllm:kv_offload_store_bytes_total",
     "vllm:kv_offload_load_bytes_total",
+    "vllm:lora_requests_info",  # its value is a time, its labels are lists
 }
 
 
