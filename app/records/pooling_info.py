@@ -252,6 +252,12 @@ def _of_tokens(
     kinds = [kind for kind, _ in modules]
     if "Pooling" in kinds:
         raise UnsupportedError(f"{info.directory}: vectors of tokens behind a pooling", param="model")
+    if info.is_causal and late.expansion is not None and not late.expansion.is_seen:
+        raise UnsupportedError(
+            f"{info.directory}: a query lengthened by tokens that it does not see, over a model that sees what came "
+            "before only; set attend_to_expansion_tokens",
+            param="model",
+        )
     denses = tuple(_dense(path, "token_embeddings") for kind, path in modules if kind == "Dense")
     if info.architecture == STANFORD and not modules:  # whose layer lies with the encoder
         size = stanford_size(info.directory)

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from sentence_transformers import MultiVectorEncoder
 
-from app.errors import MantaError
+from app.errors import MantaError, UnsupportedError
+from app.records import pooling_info
+from app.records.late_interaction import LateInteraction, QueryExpansion
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import texts
 from tests.tiny_late_models import LAYOUTS, written
@@ -98,3 +101,10 @@ def test_stanfords_projection_of_another_width_is_refused(models: dict[str, Path
     (tmp_path / "model" / "artifact.metadata").write_text(json.dumps({"dim": 16}))
     with pytest.raises(MantaError, match="weight has shape"):
         PoolingEngines({"model": tmp_path / "model"})
+
+
+def test_a_decoder_cannot_hide_the_tokens_that_lengthen_a_query(tmp_path: Path) -> None:
+    decoder = SimpleNamespace(directory=tmp_path, is_causal=True)
+    late = LateInteraction(expansion=QueryExpansion(8, is_seen=False))
+    with pytest.raises(UnsupportedError, match="attend_to_expansion_tokens"):
+        pooling_info._of_tokens(decoder, [], late, {})  # type: ignore[arg-type]
