@@ -15,6 +15,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.distributed.stage_link import StageLink
+from app.errors import UnsupportedError
 from app.layers.context import BuildContext
 from app.loading.loader import load_model
 from app.models.base import EngineModel
@@ -103,6 +104,7 @@ class LayerwiseModel:
             layer = None
             gc.collect()  # parameters know their layers, which know them
             layer = self.load(index, num_blocks)
+            _refuse_states(layer)
             for observer in observers:
                 observer.begin(layer)
             for number, batch in enumerate(batches):
@@ -132,4 +134,12 @@ class LayerwiseModel:
             stage_layers=range(index, index + 1),
             quantization=quantization,
             kv_dtype=select_kv_dtype(self.kv_cache_dtype, self.device),
+        )
+
+
+def _refuse_states(layer: LoadedLayer) -> None:
+    if layer.forward.cache.spec.states:
+        raise UnsupportedError(
+            f"layer {layer.index} keeps states of requests, through which no texts go: quantize without",
+            param="model",
         )

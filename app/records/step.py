@@ -55,6 +55,14 @@ class TokenMasks:
 
 
 @dataclass(slots=True)
+class StateCopies:
+    """States that are copied before the step, from kept ones to rows first: (slot, row), then (row, slot)."""
+
+    loads: list[tuple[int, int]]
+    stores: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
 class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` more tokens, draft tokens included.
 
@@ -73,6 +81,7 @@ class SchedulerOutput:
     num_draft_tokens: Int32Array | None = None  # [R], 0 in rows that do not sample; None: no row has any
     masks: TokenMasks | None = None
     transfers: Any | None = None  # from the KV connector's host half to those in the workers, of its own type
+    state_copies: StateCopies | None = None  # of layers that keep states
     flush: bool = False  # return the output of every step up to this one, waiting for the device
 
     @property

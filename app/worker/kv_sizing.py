@@ -22,6 +22,7 @@ MIB = 1 << 20
 # The limit for each group of layers. The host keeps an object for each block; only a tiny model on a large GPU could
 # have more.
 MAX_BLOCKS = 1 << 19
+MOST_KEPT = 16  # copies of states for each request at once
 
 
 def size_kv_cache(
@@ -64,11 +65,31 @@ def size_kv_cache(
     return min(affordable, useful)
 
 
-def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: int = 0) -> list[str]:
-    """Lines for the start-up notes; `num_rows`: most requests at once."""
+def split_with_kept_states(
+    config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int, device: torch.device
+) -> tuple[int, int]:
+    """(blocks, copies of states to keep for requests with the same prefix) in the memory of `num_blocks`.
+
+    Copies take half of what one longest request leaves of it, at most MOST_KEPT for each request at once. Where nothing
+    was measured there are two for each on a CPU, and none on a GPU.
+    """
+    if not spec.states or not config.enable_prefix_caching:
+        return num_blocks, 0
+    if config.num_blocks is not None or not spec.layers:
+        return num_blocks, 2 * config.max_num_seqs if platform_of(device).runtime is None else 0
+    spare = (num_blocks - spec.groups.num_blocks(max_model_len)) * spec.bytes_per_block // 2
+    num_kept = min(spare // spec.bytes_per_state, MOST_KEPT * config.max_num_seqs)
+    return num_blocks - -(-num_kept * spec.bytes_per_state // spec.bytes_per_block), num_kept
+
+
+def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: int = 0, num_kept: int = 0) -> list[str]:
+    """Lines for the start-up notes; `num_rows`: most requests at once, `num_kept`: copies of states."""
     if spec.states:
         states = replace(spec, states=())
-        return [_describe_states(spec, num_rows), *(describe(states, num_blocks, max_model_len) if spec.layers else ())]
+        return [
+            _describe_states(spec, num_rows, num_kept),
+            *(describe(states, num_blocks, max_model_len) if spec.layers else ()),
+        ]
     if not spec.layers:
         return ["KV cache: none, every prompt is computed in one step"]
     mib = num_blocks * spec.bytes_per_block / MIB
@@ -86,14 +107,16 @@ def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: i
     ]
 
 
-def _describe_states(spec: KVCacheSpec, num_rows: int) -> str:
+def _describe_states(spec: KVCacheSpec, num_rows: int, num_kept: int) -> str:
     """Says what a state costs, in bytes and in tokens whose keys and values take as many."""
     mib = spec.bytes_per_state / MIB
     worth = f", as {spec.bytes_per_state // spec.bytes_per_token} tokens" if spec.bytes_per_token else ""
+    kept = f"{num_kept} more are kept for prefixes, {num_kept * mib:.1f} MiB"
+    if not num_kept:
+        kept = "none are kept, so prefixes are not cached"
     return (
         f"states: {mib:.{0 if mib >= 10 else 2}f} MiB a request{worth}; {num_rows} requests at once "
-        f"(max_num_seqs), {num_rows * mib:.{0 if num_rows * mib >= 10 else 1}f} MiB; prefixes are not cached, whatever "
-        "enable_prefix_caching says"
+        f"(max_num_seqs), {num_rows * mib:.{0 if num_rows * mib >= 10 else 1}f} MiB; {kept}"
     )
 
 

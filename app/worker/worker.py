@@ -83,7 +83,8 @@ class Worker:
             self._runner = parts.warm(num_blocks)
         spec = parts.cache.spec
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
-        sizes = kv_sizing.describe(spec, num_blocks, placed.build.max_model_len, self._config.max_num_seqs)
+        held = self._config.max_num_seqs, parts.cache.num_kept
+        sizes = kv_sizing.describe(spec, num_blocks, placed.build.max_model_len, *held)
         notes = [*placed.notes, *sizes, *parts.notes]
         if not self._platform.is_async:
             notes.append(f"threads: {self._threads}")
@@ -97,7 +98,7 @@ class Worker:
             notes,
             num_deferred=parts.num_deferred,
             kv_windows=spec.windows,
-            states=StatePool(spec.bytes_per_state) if spec.states else None,
+            states=StatePool(spec.bytes_per_state, parts.cache.num_kept) if spec.states else None,
         )
         return parts.features.started(info)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.layers.cache_spec import LayerCacheSpec, LayerStateSpec, StateTensor
 from app.worker.attention.kv_cache import KVCache, KVCacheSpec
-from app.worker.kv_sizing import describe, size_kv_cache
+from app.worker.kv_sizing import MOST_KEPT, describe, size_kv_cache, split_with_kept_states
 from app.worker.state_limits import refuse_with_states
 
 CPU = torch.device("cpu")
@@ -61,8 +62,7 @@ def test_states_and_blocks_come_out_of_one_budget() -> None:
 def test_a_start_says_what_a_state_costs() -> None:
     first, second = describe(SPEC, 10, 64, num_rows=4096)
     assert first.startswith("states: 0.00 MiB a request, as 0 tokens; 4096 requests at once (max_num_seqs), 1.8 MiB; ")
-    expected = "prefixes are not cached, whatever enable_prefix_caching says"
-    assert first.endswith(expected)
+    assert first.endswith("none are kept, so prefixes are not cached")
     assert second.startswith("KV cache: 10 blocks")
     (alone,) = describe(KVCacheSpec((), 16, states=(STATE,)), 10, 64, num_rows=2)
     assert alone.startswith("states:")
@@ -72,3 +72,19 @@ def test_states_that_the_device_cannot_hold_are_an_error_of_the_option() -> None
     huge = KVCacheSpec((), 16, states=(LayerStateSpec((StateTensor((1 << 20, 1 << 20), torch.float32),)),))
     with pytest.raises(ConfigError, match=r"^max_num_seqs=64: the states of so many requests need"):
         KVCache(huge, CPU, num_rows=64)
+
+
+def test_copies_of_states_take_half_of_what_one_request_leaves() -> None:
+    def split(count: int, spec: KVCacheSpec = SPEC, **options: Any) -> tuple[int, int]:
+        options = {"max_num_seqs": 100, **options}
+        return split_with_kept_states(EngineConfig(**options), spec, count, 64, CPU)
+
+    blocks, kept = split(34)
+    spare = 30 * SPEC.bytes_per_block
+    assert spare // 2 - SPEC.bytes_per_state < kept * SPEC.bytes_per_state <= spare // 2
+    assert blocks * SPEC.bytes_per_block + kept * SPEC.bytes_per_state <= 34 * SPEC.bytes_per_block
+    assert split(100_000, max_num_seqs=3)[1] == MOST_KEPT * 3
+    assert split(4) == (4, 0)
+    assert split(34, enable_prefix_caching=False) == (34, 0)
+    assert split(34, num_blocks=34) == (34, 200)
+    assert split(34, replace(SPEC, states=())) == (34, 0)

@@ -20,6 +20,7 @@ from app.engine.kv_connector.base import KVConnector
 from app.records.block_hash import hash_blocks
 from app.records.kv_events import KVEventSink
 from app.records.request_state import Request
+from app.records.step import StateCopies
 
 NEVER = np.iinfo(np.int32).max
 
@@ -178,6 +179,17 @@ class KVCacheManager:
     def _key(self, request: Request, place: int) -> bytes:
         """Returns what the block at a place of the request's table is found by."""
         return request.block_hashes[place]
+
+    def cut(self, request: Request, begin: int, end: int) -> int:
+        """Returns the end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""
+        return end
+
+    def chunk_begins(self, request: Request, position: int) -> None:
+        """A step will compute tokens of the request behind the first `position` ones."""
+
+    def take_state_copies(self) -> StateCopies | None:
+        """Takes what the step message that is being written tells the workers to copy of states."""
+        return None
 
     def take_transfers(self) -> Any | None:
         """Takes what the connector has for the step message that is being written."""

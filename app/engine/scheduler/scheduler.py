@@ -313,7 +313,12 @@ class Scheduler:
             if not may_preempt or not self._slots.ensure(request, computed + 1, plan):
                 return
             room = self._slots.room(request, computed)
-        chunk = min(chunk, room)
+        begin = int(self.rows.num_computed[request.row])
+        chunk = min(chunk, room, self.kv.cut(request, begin, computed + chunk) - computed)
+        if chunk <= 0:
+            return
+        if computed == begin:
+            self.kv.chunk_begins(request, begin)
         granted = self._slots.ensure(request, computed + chunk, plan)
         assert granted
         plan.chunks[request] = plan.chunks.get(request, 0) + chunk
@@ -370,6 +375,7 @@ class Scheduler:
         chunk = min(plan.budget.chunk(remaining), room)
         admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
+        chunk = self.kv.cut(request, computed, computed + chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         if self._adapters is not None:
             self._adapters.entered(request)

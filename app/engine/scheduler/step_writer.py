@@ -102,5 +102,6 @@ class StepWriter:
             freed_rows=self._diffs.take_freed_rows(),
             rejected_drafts=self._diffs.take_rejected_drafts(),
             transfers=self._kv.take_transfers(),
+            state_copies=self._kv.take_state_copies(),
             flush=flush,
         )

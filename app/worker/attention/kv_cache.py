@@ -177,6 +177,8 @@ class KVCache:
             mib = num_rows * spec.bytes_per_state >> 20
             message = f"max_num_seqs={num_rows}: the states of so many requests need {mib} MiB on {device}: {error}"
             raise ConfigError(message, param="max_num_seqs") from error
+        self.kept: list[tuple[torch.Tensor, ...]] = []  # copies of states, [num_kept, ...] each
+        self.num_kept = 0
         self.tensors: list[torch.Tensor] = []
         self.places: list[torch.Tensor] = []  # the same tensors, each once
         self._device = device
@@ -194,6 +196,16 @@ class KVCache:
             ) from error
         self.tensors.extend(self.spec.of_layers(self.places, torch.empty(0, device=self._device)))
 
+    def keep(self, num_states: int) -> None:
+        """Make room for so many copies of states. ConfigError when the device does not have the memory."""
+        try:
+            self.kept = self.spec.allocate_states(num_states, self._device)
+        except RuntimeError as error:  # also torch.OutOfMemoryError
+            mib = num_states * self.spec.bytes_per_state >> 20
+            message = f"{num_states} copies of states need {mib} MiB on {self._device}: {error}; lower max_num_seqs"
+            raise ConfigError(message, param="max_num_seqs") from error
+        self.num_kept = num_states
+
     def free(self) -> None:
         """Give the memory back; the tensors stay, without any."""
         for tensor in self._all:
@@ -206,7 +218,7 @@ class KVCache:
 
     @property
     def _all(self) -> list[torch.Tensor]:
-        return [*self.places, *(tensor for layer in self.states for tensor in layer)]
+        return [*self.places, *(tensor for layer in (*self.states, *self.kept) for tensor in layer)]
 
     def restore(self) -> None:
         """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""

@@ -52,7 +52,12 @@ class Parts:
             partial(self.warm_up.largest, self._runner(None)),
             lambda: 0 if self.graphs is None else self.graphs.reserve(),
         )
+        num_blocks, num_kept = kv_sizing.split_with_kept_states(
+            self.config, self.cache.spec, num_blocks, max_model_len, self.state.device
+        )
         self.cache.allocate(num_blocks)
+        if num_kept:
+            self.cache.keep(num_kept)
         self.features.connect(self.cache.places)
         return num_blocks
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the table alone needs nothing of the worker
 WORKER_FEATURES: Registry[Callable[[FeatureContext], WorkerFeature | None]] = Registry(
     "feature",
     {
+        "state_copies": "app.worker.features.state_copies:create",
         "token_types": "app.worker.features.token_types:create",
         "query_expansion": "app.worker.features.query_expansion:create",
         "adapters": "app.worker.lora.adapters:create",

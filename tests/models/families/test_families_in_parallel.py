@@ -40,7 +40,7 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
     check_layout(family, {**changes, **heads}, LAYOUTS[layout])
 
 
-def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any], finds_prefixes: bool = True) -> None:
+def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any]) -> None:
     directory = tiny_model(family, **changes)
     judge = hf_model(directory)
     shared = prompts((40,))[0]
@@ -62,7 +62,7 @@ def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any], f
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=0)
         results = run(core, [EngineRequest(str(i), prompt, params) for i, prompt in enumerate(asked)])
         assert_idle(core)
-        assert (core.stats().figures["prefix_cache_hits"] > 0) == finds_prefixes
+        assert core.stats().figures["prefix_cache_hits"] > 0, "no prefix was found"
     finally:
         core.shutdown()
     assert [results.tokens[str(i)] for i in range(len(asked))] == [hf_greedy(judge, prompt, 8) for prompt in asked]

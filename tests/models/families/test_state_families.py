@@ -57,8 +57,8 @@ def test_chunks_of_any_length(name: str) -> None:
 @contextmanager
 def started(directory: Any, **options: Any) -> Iterator[EngineCore]:
     config = EngineConfig(
-        model=str(directory), device="cpu", num_threads=1, executor="in_process", block_size=8, max_model_len=128,
-        **options,
+        model=str(directory), device="cpu", num_threads=1, executor="in_process", block_size=8,
+        **{"max_model_len": 128, **options},
     )  # fmt: skip
     core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
     core.start()
@@ -132,3 +132,24 @@ def test_choices_and_grammars() -> None:
 def test_on_a_gpu(name: str) -> None:
     """Prompts in chunks, and tokens from replayed CUDA graphs, through the Triton kernels."""
     check_logprobs(directory_of(name), "cuda", 2e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_prefixes_with_states(name: str, in_flight: int) -> None:
+    """A prompt again, one that leaves it, one that goes on behind an answer: cached as far as states were kept."""
+    directory = directory_of(name)
+    judge = hf_model(directory)
+    shared, *ends = prompts((140, 5, 30, 20))
+    asked = [shared + end for end in ends]
+    options: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 400, "max_inflight_steps": in_flight}
+    with started(directory, max_num_batched_tokens=48, **{**options, "max_model_len": 512}) as core:
+        found = []
+        for turn, prompt in enumerate([*asked, *asked, shared[:100]]):
+            request = make_request(str(turn), prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+            results = run(core, [request])
+            assert results.tokens[str(turn)] == hf_greedy(judge, prompt, MAX_TOKENS)
+            found.append(results.final[str(turn)].num_cached_tokens)
+        assert_idle(core)
+    last = [(len(prompt) - 2) // 8 * 8 for prompt in asked]
+    assert found == [0, 136 if last[0] > 136 else last[0], 136, *last, 0], "the first fork leaves a state for others"

@@ -25,7 +25,7 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
     heads = {name: count for name, count in HEADS.items() if name not in changes.get("without", ())}
     if changes.get("hidden_size") == 72:
         heads = {**heads, "num_attention_heads": 2}  # of 36
-    check_layout(family, {**changes, **heads}, LAYOUTS[layout], finds_prefixes=False)
+    check_layout(family, {**changes, **heads}, LAYOUTS[layout])
 
 
 def test_heads_that_ranks_cannot_share_out_are_refused_by_name() -> None:
