@@ -59,7 +59,7 @@ def scaled(**autoscaling: Any) -> dict[str, Any]:
             r"args\.models\.0: num_replicas: autoscaling chooses it",
         ),
         (args(ingress={"limits": {"max_body": 1}}), r"args\.ingress\.limits\.max_body: no such"),
-        (args(router={"policy": "best"}), r"args\.router\.policy: unknown routing policy 'best'; known: adapter"),
+        (args(router={"policy": "best"}), r"args\.router\.policy: unknown routing policy 'best'; known: least"),
         (args(modles=[]), r"args\.modles: no such option; did you mean models"),
     ],
 )

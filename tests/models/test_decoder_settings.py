@@ -30,7 +30,12 @@ LATENT = {
     f"{name}ForCausalLM"
     for name in ("DeepseekV2", "DeepseekV3", "Glm4MoeLite", "MiniCPM3", "Youtu", "LongcatFlash", "AXK1")
 }
-NEEDED = {*SIZES, *LATENT_SIZES, "architectures", "model_type"}
+NO_HEADS = {"MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"}
+OWN: dict[str, dict[str, Any]] = {
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*M-M-"},
+    "Mamba2ForCausalLM": {"hidden_size": 4096},  # half of what its heads have by default
+}
+NEEDED = {*SIZES, *LATENT_SIZES, "architectures", "model_type", "hybrid_override_pattern"}
 
 
 class Recorded(dict[str, Any]):
@@ -47,7 +52,9 @@ class Recorded(dict[str, Any]):
 
 def sizes(architecture: str) -> dict[str, Any]:
     """What no configuration leaves out."""
-    return {**SIZES, **(LATENT_SIZES if architecture in LATENT else {})}
+    without = {"num_attention_heads", "num_key_value_heads"} if architecture in NO_HEADS else set()
+    own = LATENT_SIZES if architecture in LATENT else OWN.get(architecture, {})
+    return {name: value for name, value in {**SIZES, **own}.items() if name not in without}
 
 
 def described(directory: Path, architecture: str, **more: Any) -> ModelInfo:
@@ -70,9 +77,10 @@ def test_what_a_family_leaves_out_is_what_transformers_means(architecture: str, 
     settings, ropes = read(described(tmp_path, architecture))
     judge = CONFIG_MAPPING[FAMILIES[architecture]](**sizes(architecture))
     assert settings.tie_word_embeddings == judge.tie_word_embeddings
-    names = ("hidden_activation", "hidden_act", "activation_function", "activation")
+    names = ("hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act")
     of_dbrx = getattr(judge, "ffn_config", None)
-    named = of_dbrx.ffn_act_fn["name"] if of_dbrx else next(getattr(judge, n) for n in names if getattr(judge, n, None))
+    of_others = (getattr(judge, name) for name in names if getattr(judge, name, None))
+    named = of_dbrx.ffn_act_fn["name"] if of_dbrx else next(of_others, "silu")  # LFM2's has no name
     assert settings.hidden_act == named
     parameters = getattr(judge, "rope_parameters", None) or {}
     for kind, rope in ropes.items():
