@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 SECONDS = Path(__file__).parent / "seconds.json"
-LONGEST_S = 0.8
+LONGEST_S = 0.5
 NOTED_S = 0.5
 PARTS = ("short", "rest")
 
