@@ -19,6 +19,7 @@ from app.engine.kv_cache.running_rows import RunningRows
 from app.engine.kv_connector.base import KVConnector
 from app.records.block_hash import hash_blocks
 from app.records.kv_events import KVEventSink
+from app.records.media import block_extras
 from app.records.request_state import Request
 from app.records.step import StateCopies
 
@@ -59,7 +60,8 @@ class KVCacheManager:
     def hash_known(self, request: Request) -> None:
         """Fill `block_hashes` with the full blocks of what a new request brings; callable from any thread."""
         if self.enable_prefix_caching:
-            request.block_hashes = hash_blocks(self._hash_key, request.root_hash, request.token_ids, self.block_size)
+            request.block_hashes = []
+            self._hash_up_to(request, request.num_tokens // self.block_size)
 
     @property
     def num_blocks(self) -> int:
@@ -245,7 +247,8 @@ class KVCacheManager:
         if num_blocks > len(hashes):
             parent = hashes[-1] if hashes else request.root_hash
             tokens = request.token_ids[len(hashes) * size : num_blocks * size]
-            hashes += hash_blocks(self._hash_key, parent, tokens, size)
+            extras = block_extras(request.spec.asks, size, len(hashes))
+            hashes += hash_blocks(self._hash_key, parent, tokens, size, extras)
 
     def forget(self) -> None:
         """Nothing that was computed so far is found again, in no tier. No step is out."""

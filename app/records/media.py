@@ -1,0 +1,67 @@
+"""Pictures and videos as a request brings them for the worker's feature that encodes them, and what they add to the
+hashes of its blocks (I5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+MediaKind = Literal["image", "video"]
+DIGEST_BYTES = 16
+
+
+@dataclass(slots=True, frozen=True)
+class MediaItem:
+    """One picture or video: its place in the prompt, and its pixels as the family's processor leaves them.
+
+    `digest` is its identity: keyed, over kind, size, decoded pixels and every setting of the processor. Pixels are not
+    normalised: mean, deviation and scale are the encoder's.
+    """
+
+    kind: MediaKind
+    digest: bytes
+    offset: int  # of its first token among the prompt's
+    length: int  # tokens that it takes there, break tokens within included
+    grid: tuple[int, int, int]  # frames, rows and columns of patches as the encoder reads them
+    shape: tuple[int, ...]  # of `pixels`
+    pixels: bytes  # uint8, in the encoder's own order; empty where nobody will read them
+    seconds_per_frame: float = 0.0  # of a video whose positions go by time
+
+    @property
+    def end(self) -> int:
+        """Index of the first token behind it."""
+        return self.offset + self.length
+
+
+@dataclass(slots=True, frozen=True)
+class MediaAsk:
+    """Holds what a prompt shows: items in the order of their offsets, which do not overlap."""
+
+    items: tuple[MediaItem, ...]
+
+    def without_pixels(self, num_tokens: int) -> MediaAsk:
+        """The same without the pixels of items that the first `num_tokens` tokens hold whole: those are computed."""
+        kept = (replace(item, pixels=b"") if item.end <= num_tokens else item for item in self.items)
+        return MediaAsk(tuple(kept))
+
+
+def media_of(asks: Sequence[object]) -> MediaAsk | None:
+    """The record of media among what a request brings; None: its prompt shows nothing."""
+    return next((ask for ask in asks if isinstance(ask, MediaAsk)), None)
+
+
+def block_extras(asks: Sequence[object], block_size: int, first_block: int = 0) -> dict[int, bytes] | None:
+    """The `extras` of `hash_blocks` for a request's blocks from `first_block` on, which has the index 0 there.
+
+    A block that holds tokens of an item is bound to its digest and to where in the block it begins.
+    """
+    ask = media_of(asks)
+    if ask is None:
+        return None
+    extras: dict[int, bytes] = {}
+    for item in ask.items:
+        for block in range(max(first_block, item.offset // block_size), -(-item.end // block_size)):
+            begin = (item.offset - block * block_size).to_bytes(8, "little", signed=True)
+            extras[block - first_block] = extras.get(block - first_block, b"") + item.digest + begin
+    return extras

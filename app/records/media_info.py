@@ -1,0 +1,58 @@
+"""Reads from a model's config.json which pictures it takes: whose processor, and the tokens that stand for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.checkpoints.model_info import ModelInfo
+from app.records.media import MediaKind
+
+# Families of processors (app/media/processors) by model type.
+PROCESSORS = {
+    "qwen2_vl": "qwen_vl",
+    "qwen2_5_vl": "qwen_vl",
+    "qwen3_vl": "qwen_vl",
+    "qwen3_vl_moe": "qwen_vl",
+    "qwen3_5": "qwen_vl",
+    "qwen3_5_moe": "qwen_vl",
+    "llava": "clip",
+    "gemma3": "gemma3",
+    "mistral3": "pixtral",
+    "internvl": "internvl",
+    "idefics3": "idefics3",
+    "smolvlm": "idefics3",
+}
+# Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
+_IMAGE_FIELDS = ("image_token_id", "image_token_index")
+_DEFAULT_IDS = {"gemma3": 262_144, "llava": 32_000, "mistral3": 10, "internvl": 151_667, "idefics3": 128_257}
+
+
+@dataclass(slots=True, frozen=True)
+class MediaInfo:
+    """One model's pictures and videos."""
+
+    processor: str  # the family that prepares pixels
+    image_token_id: int  # stands in prompts where the embedding of a piece of a picture goes
+    video_token_id: int | None = None  # None: it takes no videos
+    spatial_merge: int = 1  # patches along each side that become one token
+
+    def placeholder(self, kind: MediaKind) -> int | None:
+        """The token that stands for such an item's embeddings."""
+        return self.image_token_id if kind == "image" else self.video_token_id
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> MediaInfo | None:
+        """Read it; None: the model takes text only."""
+        hf, kind = info.hf_config, str(info.hf_config.get("model_type"))
+        vision: Any = hf.get("vision_config")
+        if kind not in PROCESSORS or not isinstance(vision, dict):
+            return None
+        processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
+        names = (hf[name] for name in _IMAGE_FIELDS if isinstance(hf.get(name), int))
+        image = next(names, _DEFAULT_IDS.get(kind))
+        if image is None:
+            return None
+        video = hf.get("video_token_id") if processor == "qwen_vl" else None
+        merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or 1
+        return cls(processor, int(image), None if video is None else int(video), int(merge))

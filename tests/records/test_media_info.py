@@ -1,0 +1,33 @@
+"""What config.json says of pictures, judged by the defaults of transformers' configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.checkpoints.model_info import ModelInfo
+from app.records.media_info import PROCESSORS, MediaInfo
+
+
+def info_of(config: dict) -> MediaInfo | None:
+    return MediaInfo.of(ModelInfo(Path("."), config, {}))
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_placeholders_are_those_of_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(kind)
+    info = info_of(config.to_dict())
+    assert info is not None
+    expected = getattr(config, "image_token_id", None) or config.image_token_index
+    assert info.image_token_id == expected
+    left_out = info_of({"model_type": kind, "vision_config": {}})
+    assert left_out is None or left_out.image_token_id == info.image_token_id
+
+
+def test_a_model_of_text_takes_none() -> None:
+    assert info_of({"model_type": "llama"}) is None
+    pixtral = info_of({"model_type": "llava", "image_token_index": 10, "vision_config": {"model_type": "pixtral"}})
+    assert pixtral is not None
+    assert (pixtral.processor, pixtral.placeholder("image"), pixtral.placeholder("video")) == ("pixtral", 10, None)
