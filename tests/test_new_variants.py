@@ -155,7 +155,7 @@ def test_a_kv_connector(add: Add) -> None:
     for config, found in ((EngineConfig(kv_connector="forgetful"), 0), (EngineConfig(), 1)):
         connector = create_connector(config.kv_connector, info, None)
         assert connector is not None
-        connector.evicted([b"a"], [0])
+        connector.take_evicted([b"a"], [0])
         assert connector.match([b"a"]) == found
 
 

@@ -270,7 +270,7 @@ class AsyncEngine:
 
     def _publish(self, outputs: list[EngineOutput]) -> None:
         if self._given_up:
-            outputs = [output for output in outputs if not self._was_given_up(output)]
+            outputs = [output for output in outputs if not self._is_given_up(output)]
         if not outputs:
             return
         self._forget_ended(outputs)
@@ -292,7 +292,7 @@ class AsyncEngine:
             except Exception:
                 logger.exception("the receiver did not take the end of request %s", request_id)
 
-    def _was_given_up(self, output: EngineOutput) -> bool:
+    def _is_given_up(self, output: EngineOutput) -> bool:
         """True if the request has been told its end already; forgotten once the engine's own end of it has come."""
         known = output.request_id in self._given_up
         if known and output.finish_reason is not None:

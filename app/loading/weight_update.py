@@ -164,8 +164,8 @@ class WeightUpdate:
         if not self._left[place.module] and isinstance(place.module, QuantizedLayer):
             place.module.pack()
 
-    def all_loaded(self) -> None:
-        """Somebody else has loaded and packed every weight."""
+    def note_all_loaded(self) -> None:
+        """Note that somebody else has loaded and packed every weight."""
         self._missing.clear()
         self.replaced_memory = True
 

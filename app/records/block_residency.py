@@ -22,21 +22,21 @@ class BlockResidency:
         self._used: dict[int, float] = {}
         self._samples: dict[str, list[float]] = {}  # seconds, under the names that METRICS reads
 
-    def taken(self, blocks: Collection[int]) -> None:
-        """These blocks were handed out."""
+    def note_taken(self, blocks: Collection[int]) -> None:
+        """Note that these blocks are handed out."""
         now = self._clock()
         for block in self.watched.intersection(blocks):
             self._born[block] = self._used[block] = now
 
-    def reused(self, blocks: Collection[int]) -> None:
-        """A prefix hit takes these cached blocks."""
+    def note_reuse(self, blocks: Collection[int]) -> None:
+        """Note that a prefix hit takes these cached blocks."""
         now = self._clock()
         for block in self.watched.intersection(blocks):
             self._note("reuse_gap_s", now - self._used[block])
             self._used[block] = now
 
-    def evicted(self, blocks: Collection[int]) -> None:
-        """The content of these cached blocks is given up."""
+    def note_eviction(self, blocks: Collection[int]) -> None:
+        """Note that the content of these cached blocks is given up."""
         now = self._clock()
         for block in self.watched.intersection(blocks):
             self._note("lifetime_s", now - self._born[block])

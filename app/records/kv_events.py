@@ -23,15 +23,16 @@ class KVEventSink(Protocol):
     """Receives every change of the set of cached block hashes, in order, on the engine's thread: must be quick.
 
     The lists are handed over: the caller does not change them afterwards. A block that moves from one tier to the
-    other is `removed` from the one and `stored` in the other; it may well be in both.
+    other is reported as removed from the one and as stored in the other; it may well be in both.
     """
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
-        """`hashes` are now cached; the first one's parent is `parent`, each further one's the one before it. What
-        comes to the host has left the device in an order of its own: there, `parent` is empty and they are no chain."""
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+        """Report that `hashes` are now cached; the first one's parent is `parent`, each further one's the one before
+        it. What comes to the host has left the device in an order of its own: there, `parent` is empty and they are no
+        chain."""
 
-    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
-        """`hashes` were evicted from this tier."""
+    def report_removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+        """Report that `hashes` were evicted from this tier."""
 
 
 class KVEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -75,11 +76,11 @@ class KVEventLog:
         self._cached: dict[KVTier, set[bytes]] = {tier: set() for tier in TIERS}
         self._sequence = -1  # the last batch's
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
         self._pending.append(("stored", tier, hashes))
 
-    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
         self._pending.append(("removed", tier, hashes))
 

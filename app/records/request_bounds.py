@@ -43,7 +43,7 @@ class RequestBounds:
         """Names what holds no more than `max_total_tokens`, for errors."""
         return "the model's context" if self.max_total_tokens == self.max_model_len else "the whole KV cache"
 
-    def settled(self, request: EngineRequest, usual_max_tokens: int | None = None) -> EngineRequest:
+    def settle(self, request: EngineRequest, usual_max_tokens: int | None = None) -> EngineRequest:
         """The request with what it leaves open filled in: a seed, and as `max_tokens` the room that is left, at most
         `usual_max_tokens`. One that is settled comes back as it is.
 

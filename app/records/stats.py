@@ -162,8 +162,8 @@ class StepStats:
     itl_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # since each other request's last token
     measured: Mapping[str, Sequence[float]] = field(default_factory=dict)  # more of what METRICS reads, by name
 
-    def prompt_done(self, request: Request) -> None:
-        """The step completed a request's prompt."""
+    def add_prompt(self, request: Request) -> None:
+        """Count the prompt of a request, which the step completed."""
         self.num_prompt_tokens += request.num_prompt_tokens
         self.num_cached_tokens += request.num_cached_tokens
         self.num_loaded_tokens += request.num_loaded_tokens

@@ -113,7 +113,7 @@ class Weights:
         info, ctx = self._place.info, self._place.build
         Dummy().fill(self._model, LoadRequest(info.directory, ctx, self._config.seed))
         pack(self._model)
-        self._update.all_loaded()
+        self._update.note_all_loaded()
 
     def finish(self, *, whole: bool) -> bool:
         """End the update; whether weights lie elsewhere than before. CheckpointError names what is missing."""

@@ -100,7 +100,7 @@ class Worker:
             kv_windows=spec.windows,
             states=StatePool(spec.bytes_per_state, parts.cache.num_kept) if spec.states else None,
         )
-        return parts.features.started(info)
+        return parts.features.report_start(info)
 
     def execute(self, step: SchedulerOutput) -> list[ModelRunnerOutput]:
         """Run the step; returns the outputs that are ready, in the order of their steps."""

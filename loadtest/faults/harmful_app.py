@@ -56,15 +56,15 @@ class Garbler:
         self._random = random.Random(0)
         self._late: list[Callable[[], None]] = []
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink; now and then blocks are stored that nobody has."""
         if self._random.random() < 0.1:
-            self._sink.stored(parent, [self._random.randbytes(16) for _ in hashes], tier)
-        self._tell(lambda: self._sink.stored(parent, list(hashes), tier))
+            self._sink.report_stored(parent, [self._random.randbytes(16) for _ in hashes], tier)
+        self._tell(lambda: self._sink.report_stored(parent, list(hashes), tier))
 
-    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
-        self._tell(lambda: self._sink.removed(list(hashes), tier))
+        self._tell(lambda: self._sink.report_removed(list(hashes), tier))
 
     def _tell(self, event: Callable[[], None]) -> None:
         fate = self._random.randrange(4)

@@ -98,7 +98,7 @@ class FakeEngine:
         new = [block_hash for block_hash in hashes if block_hash not in self._cached]
         self._cached.update(dict.fromkeys(new))
         if new:
-            self._sink.stored(root, new)
+            self._sink.report_stored(root, new)
         return (len(hashes) - len(new)) * self._config.block_size
 
     def knows_grammar(self, spec: object) -> bool:

@@ -354,10 +354,10 @@ def test_kv_events_mirror_the_cache() -> None:
     events: set[bytes] = set()
 
     class Sink:
-        def stored(self, parent: bytes, hashes: list[bytes]) -> None:
+        def report_stored(self, parent: bytes, hashes: list[bytes]) -> None:
             events.update(hashes)
 
-        def removed(self, hashes: list[bytes]) -> None:
+        def report_removed(self, hashes: list[bytes]) -> None:
             events.difference_update(hashes)
 
     core = make_core(num_blocks=32, sink=Sink())

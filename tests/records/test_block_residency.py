@@ -41,7 +41,7 @@ def test_blocks_that_were_never_cached_are_not_counted() -> None:
 
 def test_one_block_in_many_is_watched() -> None:
     residency = BlockResidency(1000, every=64)
-    residency.taken(range(1000))
-    residency.evicted(range(1000))
+    residency.note_taken(range(1000))
+    residency.note_eviction(range(1000))
     samples = residency.take_samples()
     assert len(samples["lifetime_s"]) == len(range(0, 1000, 64))

@@ -31,9 +31,9 @@ def replay(state: dict[KVTier, set[bytes]], batch: KVEventBatch) -> None:
 def test_batches_are_numbered_and_net() -> None:
     log = KVEventLog("r", "1")
     assert log.flush() is None
-    log.stored(b"", [name(1), name(2)])
-    log.removed([name(2)])
-    log.stored(b"", [name(3)], "host")
+    log.report_stored(b"", [name(1), name(2)])
+    log.report_removed([name(2)])
+    log.report_stored(b"", [name(3)], "host")
     first = log.flush()
     assert first is not None
     assert first.sequence == 0
@@ -41,11 +41,11 @@ def test_batches_are_numbered_and_net() -> None:
         ("stored", "device", [name(1)]),
         ("stored", "host", [name(3)]),
     ]
-    log.removed([name(1)])
-    log.stored(b"", [name(1)])
+    log.report_removed([name(1)])
+    log.report_stored(b"", [name(1)])
     assert log.flush() is None  # nothing has changed in the end
-    log.removed([name(1)])
-    log.stored(b"", [name(4)])
+    log.report_removed([name(1)])
+    log.report_stored(b"", [name(4)])
     second = log.flush()
     assert second is not None
     assert (second.sequence, [event.kind for event in second.events]) == (1, ["removed", "stored"])
@@ -56,7 +56,7 @@ def test_batches_are_numbered_and_net() -> None:
 
 def test_batches_survive_the_wire() -> None:
     log = KVEventLog("r", "1")
-    log.stored(b"", [name(1)])
+    log.report_stored(b"", [name(1)])
     batch = log.flush()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=KVEventBatch) == batch
 
@@ -70,10 +70,10 @@ def test_any_history_adds_up_to_the_truth() -> None:
         tier: KVTier = rng.choice(("device", "host"))
         hashes = [name(rng.randrange(60)) for _ in range(rng.randrange(1, 6))]
         if rng.random() < 0.5:
-            log.stored(b"", hashes, tier)
+            log.report_stored(b"", hashes, tier)
             truth[tier].update(hashes)
         else:
-            log.removed(hashes, tier)
+            log.report_removed(hashes, tier)
             truth[tier].difference_update(hashes)
         if rng.random() < 0.2 and (batch := log.flush()) is not None:
             replay(heard, batch)

@@ -21,7 +21,7 @@ BOUNDS = RequestBounds(100, (2,), 50, 64)
 
 def settled(prompt: Any, *, bad_words: Any = (), **params: Any) -> SamplingParams:
     request = EngineRequest("r", prompt, SamplingParams(**params), asks=(BadWords(bad_words),))
-    return BOUNDS.settled(request).sampling
+    return BOUNDS.settle(request).sampling
 
 
 def test_what_the_client_set_stays() -> None:
@@ -151,14 +151,14 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert settled([1] * 5).max_tokens == 45
     assert settled([1]).seed != settled([1]).seed
     asked = EngineRequest("r", [1] * 5, SamplingParams(min_tokens=9))
-    assert BOUNDS.settled(asked, 20).max_tokens == 20
-    assert BOUNDS.settled(asked, 5).max_tokens == 9, "min_tokens are asked for"
+    assert BOUNDS.settle(asked, 20).max_tokens == 20
+    assert BOUNDS.settle(asked, 5).max_tokens == 9, "min_tokens are asked for"
 
 
 def test_what_is_settled_comes_back_as_it_is() -> None:
     """The engine looks again at what the builder made: nothing may change on the way."""
-    once = BOUNDS.settled(EngineRequest("r", [1] * 5, SamplingParams()))
-    assert BOUNDS.settled(once) is once
+    once = BOUNDS.settle(EngineRequest("r", [1] * 5, SamplingParams()))
+    assert BOUNDS.settle(once) is once
 
 
 def test_an_unknown_cache_does_not_bound() -> None:
@@ -169,14 +169,14 @@ def test_an_unknown_cache_does_not_bound() -> None:
 def test_the_kind_of_work_must_be_the_model_s() -> None:
     pooling = RequestBounds(100, (), 50, pooling=PoolingInfo("last", is_causal=True, tasks=("embed",)))
     embed = EngineRequest("r", [1] * 50, PoolingParams())
-    assert pooling.settled(embed) is embed
+    assert pooling.settle(embed) is embed
     for bounds, work in ((BOUNDS, PoolingParams()), (pooling, SamplingParams())):
         with pytest.raises(UnsupportedError) as caught:
-            bounds.settled(EngineRequest("r", [1], work))
+            bounds.settle(EngineRequest("r", [1], work))
         assert caught.value.param == "model"
     with pytest.raises(UnsupportedError) as caught:
-        pooling.settled(EngineRequest("r", [1], PoolingParams(task="classify")))
+        pooling.settle(EngineRequest("r", [1], PoolingParams(task="classify")))
     assert caught.value.param == "task"
     with pytest.raises(PromptTooLongError, match="holds 50 tokens, but the prompt has 51") as long:
-        pooling.settled(EngineRequest("r", [1] * 51, PoolingParams()))
+        pooling.settle(EngineRequest("r", [1] * 51, PoolingParams()))
     assert long.value.param == "prompt"

@@ -90,7 +90,7 @@ class Batch:
         """OpenAI's object."""
         return self.shown | {"request_counts": self.counts}
 
-    def is_taken_over(self) -> None:
+    def note_takeover(self) -> None:
         """Note that the server was lost that worked on it."""
         num_done = self.counts["completed"] + self.counts["failed"]
         self.num_takeovers = self.num_takeovers + 1 if num_done == self.num_done_before else 1

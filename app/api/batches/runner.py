@@ -162,5 +162,5 @@ class BatchRunner:
             return
         logger.info("the batch %s is taken over", stored.key)
         batch = Batch.load(stored.header)
-        batch.is_taken_over()
+        batch.note_takeover()
         self._work(tenant, batch, stored.version)

@@ -72,7 +72,7 @@ class RequestBuilder:
                 placement=self._placement,
                 asks=self._asks,
             )
-            first = self._model.bounds.settled(asked, self._usual_max_tokens)
+            first = self._model.bounds.settle(asked, self._usual_max_tokens)
         thinking = None if self._params.thinking_token_budget is None else self._thinking_budget(prompt_token_ids)
         asks = self._asks if thinking is None else (*self._asks, thinking)
         return [
@@ -98,6 +98,6 @@ def pooling_request(
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
     asks = prompt.asks if model.adapter is None else (*prompt.asks, model.adapter)
     with in_words_of(names):
-        return model.bounds.settled(
+        return model.bounds.settle(
             EngineRequest(request_id, prompt.token_ids, params, placement=model.placed(placement), asks=asks)
         )

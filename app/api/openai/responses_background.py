@@ -57,7 +57,7 @@ class Job:
         """Estimate of the time that writing the response as JSON takes: its events say most of it twice."""
         return (self.num_asked_bytes + self.num_event_bytes) * PARSE_S_PER_BYTE
 
-    def pushed(self) -> None:
+    def wake_followers(self) -> None:
         """Wake who follows the stream."""
         self.changed.set()
         self.changed = asyncio.Event()
@@ -131,7 +131,7 @@ class BackgroundResponses:
             return False
         if job is not None and job.task is not None:
             job.task.cancel()
-            job.pushed()
+            job.wake_followers()
         return True
 
     async def follow(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
@@ -183,7 +183,7 @@ class BackgroundResponses:
             logger.warning("the response %s is not kept: %s", job.answer.id, error.message)
         finally:
             del self._jobs[job.tenant, job.answer.id]
-            job.pushed()
+            job.wake_followers()
 
     async def _answer_and_keep(self, job: Job) -> None:
         try:
@@ -213,7 +213,7 @@ class BackgroundResponses:
             await job.entry.append(events)
         except StorageFullError:
             job.is_cut = True
-        job.pushed()
+        job.wake_followers()
 
     async def _save(self, job: Job) -> None:
         """Prolong the lease and keep what was said so far."""

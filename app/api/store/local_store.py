@@ -274,7 +274,7 @@ class LocalStore:
         self._num_entries -= 1
         self._own(tenant, key, entry, "", 0.0)
         for label in {"", entry.label}:
-            found.ages[label].gone(lambda key, made: key in found.entries and found.entries[key].created == made)
+            found.ages[label].count_gone(lambda key, made: key in found.entries and found.entries[key].created == made)
             if not found.ages[label]:
                 del found.ages[label]
         if not found.entries:
@@ -299,8 +299,8 @@ class LocalStore:
             self._under_way.pop((tenant, key), None)
 
     def _has_changed(self, tenant: str) -> None:
-        self._by_entries.changed(tenant)
-        self._by_bytes.changed(tenant)
+        self._by_entries.refresh(tenant)
+        self._by_bytes.refresh(tenant)
 
     def _entries_of(self, tenant: str) -> int | None:
         return len(self._tenants[tenant].entries) if tenant in self._tenants else None

@@ -21,7 +21,7 @@ class Largest:
         self._heap: list[tuple[int, str]] = []
         self._true: dict[str, int] = {}  # what the heap has last of each
 
-    def changed(self, name: str) -> None:
+    def refresh(self, name: str) -> None:
         """Note what the number is now."""
         size = self._size(name)
         if size is None:
@@ -87,8 +87,8 @@ class Ages:
         self._made.append(made)
         self._keys.append(key)
 
-    def gone(self, is_there: Callable[[str, int], bool]) -> None:
-        """One is gone; `is_there` tells of each."""
+    def count_gone(self, is_there: Callable[[str, int], bool]) -> None:
+        """Count one that is gone; `is_there` tells of each."""
         self._num_gone += 1
         if 2 * self._num_gone > len(self._made) + SPARE:
             left = [(made, key) for made, key in zip(self._made, self._keys, strict=True) if is_there(key, made)]

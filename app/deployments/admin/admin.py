@@ -60,10 +60,10 @@ class Fleets:
         """See Fleet. A client that leaves does not end it half-way."""
         task = asyncio.create_task(self.of(model).control(name, arguments, timeout_s))
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._log_failure)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _log_failure(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, MantaError):
             logger.error("a control call failed", exc_info=error)

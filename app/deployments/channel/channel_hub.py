@@ -197,7 +197,7 @@ class ChannelHub:
         channel = self._channels.get(message.channel_id)
         if channel is None:
             return  # closed meanwhile: all its requests are aborted already
-        channel.heard()
+        channel.renew()
         channel.draining = message.draining
         self._settle()
         streams = channel.streams

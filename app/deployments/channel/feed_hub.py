@@ -46,7 +46,7 @@ class FeedHub:
     def renew(self, router_id: str) -> None:
         """A Router was heard of."""
         if (feed := self._feeds.get(router_id)) is not None:
-            feed.heard()
+            feed.renew()
 
     def publish(self, load: LoadReport, *, force: bool) -> bool:
         """Tell every Router what has changed since the last time; without `force`, only if the cache has.

@@ -82,7 +82,7 @@ class FeedPool:
             self.book.remove(replica_id)
             if self.book.index is not None:
                 self.book.index.drop(replica_id)
-            self.finder.lost_one()
+            self.finder.search_soon()
 
     def _take(self, frame: FeedFrame) -> bool:
         """False when something is missing before this frame."""

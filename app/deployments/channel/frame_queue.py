@@ -20,8 +20,8 @@ class FrameQueue:
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
 
-    def heard(self) -> None:
-        """The listener gave a sign of life."""
+    def renew(self) -> None:
+        """Note a sign of life of the listener."""
         self._heard_s = time.monotonic()
 
     def is_silent(self, lease_s: float) -> bool:
@@ -38,7 +38,7 @@ class FrameQueue:
         self.closed = True
         self._wake.set()
 
-    async def flushed(self, timeout_s: float) -> None:
+    async def wait_flushed(self, timeout_s: float) -> None:
         """Wait until a closed queue's last frame has been taken, or until the time is up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), timeout_s)

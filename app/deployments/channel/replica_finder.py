@@ -56,8 +56,8 @@ class ReplicaFinder:
         """Look for replicas from now on."""
         self._task = asyncio.create_task(self._search())
 
-    def lost_one(self) -> None:
-        """A replica is gone: look soon whether it is back, or another one is there."""
+    def search_soon(self) -> None:
+        """Look soon whether a replica that is gone is back, or another one is there."""
         self._eager_until = time.monotonic() + EAGER_S
         self._wake.set()
 

@@ -89,9 +89,9 @@ class ReplicaPool:
             return next(iter(allowed))
         return min(channels, key=lambda one: one.outstanding_tokens).replica_id
 
-    def routed(self, replica_id: str, query: RouteQuery) -> None:
-        """Somebody else chose: remember the load."""
-        self.book.routed(replica_id, query)
+    def count_request(self, replica_id: str, query: RouteQuery) -> None:
+        """Count a request for which somebody else chose."""
+        self.book.count_request(replica_id, query)
 
     async def close(self) -> None:
         """End all channels."""
@@ -117,7 +117,7 @@ class ReplicaPool:
         """Serve has taken the replica out of service."""
         if channel.state != "draining":
             channel.drain()
-            self.finder.lost_one()  # look often: for another one, and whether it is time to move
+            self.finder.search_soon()  # look often: for another one, and whether it is time to move
         if channel.has_drained_for(self._move_after_s if self.live() else self._leave_after_s):
             channel.move_requests("it is taken out of service")
 
@@ -133,7 +133,7 @@ class ReplicaPool:
             window=self._config.credit_window_tokens,
             lease_s=self._config.lease_s,
             on_load=self._report,
-            on_closed=self._lost,
+            on_closed=self._remove,
         )
         self._channels[replica_id] = channel
         channel.start()
@@ -143,7 +143,7 @@ class ReplicaPool:
         self.book.report(load)
         self._on_report(self)
 
-    def _lost(self, channel: ChannelClient, num_requests: int) -> None:
+    def _remove(self, channel: ChannelClient, num_requests: int) -> None:
         self.num_lost += num_requests > 0
         self.book.remove(channel.replica_id)
-        self.finder.lost_one()
+        self.finder.search_soon()

@@ -40,8 +40,8 @@ class CircuitBreaker:
         now = self._clock()
         return [name for name in names if not self._is_shut(name, now)] or names
 
-    def sent(self, name: str) -> None:
-        """A request goes there: to one that was shut, alone for a while."""
+    def note_sent(self, name: str) -> None:
+        """Note that a request goes there: to one that was shut, alone for a while."""
         faults = self._faults.get(name)
         if faults is not None and faults.shut_until_s is not None:
             faults.shut_until_s = self._clock() + TRIAL_S

@@ -62,24 +62,25 @@ class Continuation:
         """Returns what to ask the next replica for: the rest of it."""
         return replace(self._request, output_token_ids=list(self._output)) if self._output else self._request
 
-    def looks(self) -> None:
-        """A replica is being looked for."""
+    def begin_leg(self) -> None:
+        """Begin to look for a replica."""
         self.leg = Leg(time.monotonic(), 0.0, "", num_before=len(self._output))
 
-    def sent(self, replica_id: str, at: float) -> None:
-        """That replica was chosen for it at `at`, and has taken it."""
+    def note_sent(self, replica_id: str, at: float) -> None:
+        """Note that the replica that was chosen for it at `at` has taken it."""
         self.leg.replica_id, self.leg.sent_at, self.is_silent = replica_id, at, True
         self.record.legs.append(self.leg)
 
-    def speaks(self, output: EngineOutput) -> None:
-        """The first output of that replica has come."""
+    def note_first_output(self, output: EngineOutput) -> None:
+        """Note that the first output of that replica has come."""
         self.is_silent = False
         self.leg.first_at = time.monotonic()
         self.leg.queue_s = output.queue_time_s
         self.leg.num_cached_tokens = output.num_cached_tokens
 
-    def left_replica(self, last: EngineOutput | None, reason: str) -> None:
-        """It has ended at that replica, with that output if any, or has left it; `reason` counts without one."""
+    def end_leg(self, last: EngineOutput | None, reason: str) -> None:
+        """Note that it has ended at that replica, with that output if any, or has left it; `reason` counts without
+        one."""
         self.record.num_output_tokens = len(self._output)
         if last is not None and last.finish_reason is not None:
             reason = last.finish_reason
@@ -88,15 +89,15 @@ class Continuation:
             self.leg.ended_at = time.monotonic()
             self.leg.times = None if last is None else last.times
 
-    def took(self, output: EngineOutput, revision: str = "") -> None:
-        """The client is given this output of a replica with weights of `revision`."""
+    def add_output(self, output: EngineOutput, revision: str = "") -> None:
+        """Add an output that the client is given, of a replica with weights of `revision`."""
         self.refused_at = None
         if self.revision is None and output.new_token_ids:
             self.revision = revision
         self._output += output.new_token_ids
 
-    def lost(self, *, died: bool) -> None:
-        """The replica that had taken it is gone, or has `died`."""
+    def note_loss(self, *, died: bool) -> None:
+        """Note that the replica that had taken it is gone, or has `died`."""
         self.num_deaths += died
         if died:
             self._had_come = len(self._output)

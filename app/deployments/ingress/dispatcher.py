@@ -74,23 +74,23 @@ class Dispatcher:
         self._quarantine.check(request)
         way = Continuation(request, route.record)
         while True:
-            way.looks()
+            way.begin_leg()
             channel = await self._choose(way, route)
             chosen_at = time.monotonic()
             stream: RequestStream | None = None
             output: EngineOutput | None = None
-            self._breaker.sent(channel.replica_id)
+            self._breaker.note_sent(channel.replica_id)
             try:
                 stream = await channel.submit(way.request, self._seclusion.stream_id(way))
                 route.replica_id = channel.replica_id
-                way.sent(channel.replica_id, chosen_at)
+                way.note_sent(channel.replica_id, chosen_at)
                 async for output in stream.outputs():
                     if output.finish_reason == "abort":  # nobody here has asked for that
                         way.left[channel.channel_id] = channel.replica_id
                         raise RequestMovedError(f"engine replica {channel.replica_id} gave the request up")
                     if way.is_silent:
                         self._goes_on(way, output)
-                    way.took(output, _revision(channel))
+                    way.add_output(output, _revision(channel))
                     if self._seclusion.holds(way) and (way.has_outlived or not self._others(channel)):
                         self._seclusion.leave(way)
                     yield output
@@ -110,7 +110,7 @@ class Dispatcher:
                 if stream is not None:
                     ended_by = cast(FinishReason, route.extra.get(ENDED_BY, "abort"))
                     stream.close(ended_by)
-                    way.left_replica(output, ended_by)
+                    way.end_leg(output, ended_by)
                 self._seclusion.leave(way)
 
     def _note_loss(self, way: Continuation, channel: ChannelClient, error: EngineDeadError, *, asked: bool) -> None:
@@ -126,7 +126,7 @@ class Dispatcher:
         if not asked and channel.state != "closed":
             return  # a refusal
         self._recorder.increment("manta:ingress_migrations_total", 1.0, "lost" if died else "moved")
-        way.lost(died=died)
+        way.note_loss(died=died)
         if asked:
             way.leg.left_because = "lost" if died else "moved"
         if not died or not self._seclusion.holds(way):
@@ -138,7 +138,7 @@ class Dispatcher:
 
     def _goes_on(self, way: Continuation, output: EngineOutput) -> None:
         """The first output of a replica, maybe since the loss of another one."""
-        way.speaks(output)
+        way.note_first_output(output)
         if way.lost_at is None:
             return
         self._recorder.observe("manta:ingress_migration_stall_seconds", time.monotonic() - way.lost_at)
@@ -181,7 +181,7 @@ class Dispatcher:
             replica_id, level = answer.replica_id, answer.level
             if (load := self._pool.load) is not None:
                 way.leg.num_hit_tokens = sum(answer.match) * load.block_size
-            self._pool.routed(replica_id, query)
+            self._pool.count_request(replica_id, query)
         else:
             if (
                 self._router.is_silent

@@ -350,13 +350,13 @@ class Ingress:
 
         shutdown_s = next(one.graceful_shutdown_timeout_s for one in self._config.models if one.name == model)
         return ReplicaPool(
-            model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s, self._heard
+            model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s, self._update_names
         )
 
-    def _heard(self, pool: ReplicaPool) -> None:
-        """A replica says what it serves."""
+    def _update_names(self, pool: ReplicaPool) -> None:
+        """Serve the adapters that the replicas of a model tell of."""
         if hasattr(self, "_names"):
-            self._names.heard(pool.model, pool.adapters)
+            self._names.set_adapters(pool.model, pool.adapters)
 
     async def _wait_ready(self) -> None:
         """Begin to accept only when requests can be answered, or can wait for a replica that is started for them."""
@@ -371,5 +371,5 @@ class Ingress:
             await asyncio.sleep(0.05)
         for name, pool in self._pools.items():
             self.models[name].max_kv_tokens = pool.kv_tokens
-            self._names.heard(name, pool.adapters)
+            self._names.set_adapters(name, pool.adapters)
         logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))

@@ -29,8 +29,8 @@ class ServedNames(dict[str, ServedModel]):
         for name in (model.name, *model.aliases):
             self[name] = model
 
-    def heard(self, model: str, adapters: frozenset[KnownAdapter]) -> None:
-        """The adapters of a model's replicas, all together."""
+    def set_adapters(self, model: str, adapters: frozenset[KnownAdapter]) -> None:
+        """Serve these adapters of a model's replicas, and no others."""
         if model not in self._bases or self._heard.get(model) == adapters:
             return
         self._heard[model] = adapters

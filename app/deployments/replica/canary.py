@@ -52,8 +52,8 @@ class Canary:
         """True if the last output is not long ago."""
         return self.age_s < max(MAX_AGE_S, 3 * self._interval_s)
 
-    def heard(self) -> None:
-        """The engine has given outputs."""
+    def postpone(self) -> None:
+        """Send the next one later: the engine has given outputs."""
         self._answered_at = self._clock()
 
     def tick(self) -> None:

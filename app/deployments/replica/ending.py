@@ -48,8 +48,8 @@ class Ending:
             logger.warning("%s; %d requests go on elsewhere", why, self._hub.num_streams)
             self._begin(why, self._hub.give_up)
 
-    def on_joined(self, joining: asyncio.Task[None]) -> None:
-        """One that cannot join its fleet would take no requests for ever: it ends, and Serve starts another."""
+    def check_joined(self, joining: asyncio.Task[None]) -> None:
+        """End a replica that cannot join its fleet and would take no requests for ever: Serve starts another."""
         if not joining.cancelled() and (error := joining.exception()) is not None:
             self.go(f"could not join its fleet: {type(error).__name__}: {error}")
 
@@ -62,7 +62,7 @@ class Ending:
 
     async def _exit(self, channels: list[TokenChannel]) -> None:
         for channel in channels:
-            await channel.flushed(EXIT_GRACE_S)
+            await channel.wait_flushed(EXIT_GRACE_S)
         with contextlib.suppress(Exception):  # a worker that hangs must not outlive the replica
             await asyncio.wait_for(asyncio.to_thread(self._shut_down), EXIT_GRACE_S)
         await asyncio.sleep(0.1)  # the transport's own buffers

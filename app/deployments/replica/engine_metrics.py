@@ -39,8 +39,8 @@ class EngineMetrics:
         labels = (block_size, num_blocks, num_tokens, num_tokens / max_model_len)
         self._recorder.set("vllm:cache_config_info", 1, *map(str, labels))
 
-    def ended(self, request_id: str, reason: FinishReason) -> None:
-        """The ingress ends a request: it owns the reason (a stop string is a stop, though the engine sees an abort)."""
+    def note_end(self, request_id: str, reason: FinishReason) -> None:
+        """Note why the ingress ends a request: a stop string is a stop, though the engine sees an abort."""
         if reason == "abort":
             return
         self._reasons[request_id] = reason

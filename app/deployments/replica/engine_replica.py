@@ -99,7 +99,7 @@ class EngineReplica:
             self._metrics,
             kv_events,
         )
-        self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.ended)
+        self._hub = ChannelHub(self._engine, ingress.credit_window_tokens, ingress.lease_s, self._metrics.note_end)
         self._ending = Ending(model.name, self.replica_id, self._hub, self._feeds, self._engine.shutdown)
         info = await asyncio.to_thread(_start_engine, self._engine, model, self._index)
         self._start_s = time.monotonic() - began
@@ -133,7 +133,7 @@ class EngineReplica:
         self._feeds.renew(asker_id)
         if self._joining is None and self._has_admin:  # in the running set, where the Admin finds it too
             self._joining = asyncio.create_task(self._member.join(SharedState(self._model.name).ask))
-            self._joining.add_done_callback(self._ending.on_joined)
+            self._joining.add_done_callback(self._ending.check_joined)
         return self._report()
 
     async def open_channel(self, channel_id: str, ingress_id: str, target: str) -> AsyncIterator[bytes]:
@@ -172,7 +172,7 @@ class EngineReplica:
         self._check_target(target)
         if self._ending.why is not None or not self._hub.seclude(channel_id, stream_id):
             return False
-        await self._intake.settled()
+        await self._intake.wait_settled()
         await asyncio.wrap_future(self._engine.control("settle", {}))
         return self._ending.why is None
 
@@ -194,7 +194,7 @@ class EngineReplica:
 
     async def _control_engine(self, name: str, arguments: Mapping[str, Any]) -> Any:
         result = await asyncio.wrap_future(self._engine.control(name, arguments))
-        self._canary.heard()  # after a sleep the next one is sent in its time
+        self._canary.postpone()  # after a sleep the next one is sent in its time
         self._heartbeat.tell()
         return result
 
@@ -267,7 +267,7 @@ class EngineReplica:
             outputs = [output for output in outputs if output.finish_reason != "error"]
             asyncio.get_running_loop().call_later(ERROR_GRACE_S, self._hub.dispatch, errors)
         if outputs:
-            self._canary.heard()
+            self._canary.postpone()
         self._hub.dispatch(outputs)
 
     def _look_after(self) -> None:

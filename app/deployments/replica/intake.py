@@ -42,7 +42,7 @@ class Intake:
         adding.add_done_callback(self._adding.discard)
         return await asyncio.shield(adding)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until nothing is on its way."""
         if self._adding:
             await asyncio.wait(self._adding)

@@ -51,7 +51,7 @@ class Admission:
             if self._late_at(other, query, claim) is not None:
                 return late
             decision = other
-        self._book.routed(decision.replica_id, query, decision.match, claim or NO_CLAIM)
+        self._book.count_request(decision.replica_id, query, decision.match, claim or NO_CLAIM)
         return decision
 
     def refusal(self, query: RouteQuery, claim: Claim, allowed: Collection[str] | None = None) -> Rejection | None:
@@ -68,7 +68,7 @@ class Admission:
 
     def _check_budget(self, claim: Claim) -> Wait | Rejection | None:
         if not claim.is_retry:
-            self._budget.came()
+            self._budget.count_first()
         elif not self._budget.take():
             after_s = self._jittered(RETRY_WAIT_S)
             return Wait(after_s) if claim.may_wait else Rejection("retry", after_s, max(1.0, after_s))

@@ -22,8 +22,8 @@ class RetryBudget:
         self._seconds: deque[list[int]] = deque()  # [second, first attempts, retries], of the last WINDOW_S
         self._first = self._retries = 0  # in all of them
 
-    def came(self) -> None:
-        """A request came for the first time."""
+    def count_first(self) -> None:
+        """Count a request that comes for the first time."""
         self._now()[1] += 1
         self._first += 1
 

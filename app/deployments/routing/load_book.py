@@ -135,14 +135,16 @@ class LoadBook:
         choice = self.decide(query, allowed)
         if choice is None:
             return None
-        self.routed(choice.decision.replica_id, query, choice.decision.match)
+        self.count_request(choice.decision.replica_id, query, choice.decision.match)
         return choice.decision
 
     def costs(self, query: RouteQuery, choice: Choice) -> dict[str, Cost]:
         """Estimates what the request would cost on each candidate, where the policy estimates that."""
         return self._policy.costs(choice.candidates, query, choice.matches)
 
-    def routed(self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING, claim: Claim = NO_CLAIM) -> None:
+    def count_request(
+        self, replica_id: str, query: RouteQuery, match: PrefixMatch = NOTHING, claim: Claim = NO_CLAIM
+    ) -> None:
         """Count a request as sent to a replica, which will soon have its blocks."""
         entry = self._entries.get(replica_id)
         if entry is None:
@@ -155,7 +157,7 @@ class LoadBook:
         load.routed_prefill_tokens += prefill_tokens
         load.routed_requests += 1
         if self.index is not None and self._policy.uses_index:
-            self.index.dispatched(replica_id, query.block_hashes, now, match.device_blocks)
+            self.index.expect_blocks(replica_id, query.block_hashes, now, match.device_blocks)
         self._refresh(replica_id)
 
     def _candidates(self) -> LoadTable:

@@ -290,8 +290,8 @@ class PrefixIndex:
                 found[bit // 2] = len(block_hashes)
         return found
 
-    def dispatched(self, replica_id: str, block_hashes: Sequence[bytes], now: float, known: int = 0) -> None:
-        """A request with this prompt was sent to a replica, which is about to hold these blocks on its device.
+    def expect_blocks(self, replica_id: str, block_hashes: Sequence[bytes], now: float, known: int = 0) -> None:
+        """Expect these blocks on the device of a replica soon: a request with this prompt was sent to it.
 
         `known`: how many of them it has there already, according to `match`.
         """

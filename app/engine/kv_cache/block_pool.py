@@ -65,7 +65,7 @@ class BlockPool:
         for block in taken:
             self._ref_counts[block] = 1
         if not self.residency.watched.isdisjoint(taken):
-            self.residency.taken(taken)
+            self.residency.note_taken(taken)
         return taken
 
     def _evict(self, count: int) -> list[int]:
@@ -78,9 +78,9 @@ class BlockPool:
             self._hashes[block] = None
             removed.append(block_hash)
         if not self.residency.watched.isdisjoint(evicted):
-            self.residency.evicted(evicted)
+            self.residency.note_eviction(evicted)
         if self.sink is not None:
-            self.sink.removed(removed)
+            self.sink.report_removed(removed)
         if self._on_evict is not None:
             self._on_evict(removed, evicted)
         return evicted
@@ -94,7 +94,7 @@ class BlockPool:
         self._blank += self._evictable
         self._evictable.clear()
         if self.sink is not None and forgotten:
-            self.sink.removed(forgotten)
+            self.sink.report_removed(forgotten)
 
     def find(self, block_hash: bytes) -> int | None:
         """The block cached under `block_hash`, held or not."""
@@ -107,7 +107,7 @@ class BlockPool:
     def touch(self, blocks: Collection[int]) -> None:
         """One more holder for each of these cached blocks."""
         if not self.residency.watched.isdisjoint(blocks):
-            self.residency.reused(blocks)
+            self.residency.note_reuse(blocks)
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._evictable[block]
@@ -129,7 +129,7 @@ class BlockPool:
 
     def _announce(self, parent: bytes, stored: list[bytes]) -> None:
         if self.sink is not None and stored:
-            self.sink.stored(parent, stored)
+            self.sink.report_stored(parent, stored)
         if self._on_register is not None and stored:
             self._on_register(stored, [self._by_hash[block_hash] for block_hash in stored])
 
@@ -153,8 +153,8 @@ class BlockPool:
                 else:
                     self._evictable[block] = None
 
-    def step_returned(self, step_id: int) -> None:
-        """Step message `step_id` and all before it have returned: what waited for them becomes free."""
+    def release_until(self, step_id: int) -> None:
+        """Free what waited for step message `step_id` and those before it, which have returned."""
         if not self._deferred:
             return
         for step in sorted(step for step in self._deferred if step <= step_id):

@@ -169,7 +169,7 @@ class KVCacheManager:
             self.connector.load(wanted, taken[: len(wanted)])
         if self.connector is not None and not request.skips_cache_read:
             wanted_blocks = (request.num_tokens - 1) // self.block_size - hit.num_blocks + hit.num_loads
-            self.connector.looked_up(wanted_blocks * self.block_size, hit.num_loads * self.block_size)
+            self.connector.count_lookup(wanted_blocks * self.block_size, hit.num_loads * self.block_size)
         request.block_ids = [*hit.table, *taken[len(loads) :]]
         for place, block in zip(loads, taken, strict=False):
             request.block_ids[place] = block

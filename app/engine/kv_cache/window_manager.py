@@ -34,15 +34,15 @@ class FirstGroup:
     def __init__(self, sink: KVEventSink) -> None:
         self._sink = sink
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
         if kept := [key for key in hashes if len(key) == HASH_BYTES]:
-            self._sink.stored(parent, kept, tier)
+            self._sink.report_stored(parent, kept, tier)
 
-    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         """See KVEventSink."""
         if kept := [key for key in hashes if len(key) == HASH_BYTES]:
-            self._sink.removed(kept, tier)
+            self._sink.report_removed(kept, tier)
 
 
 class WindowManager(KVCacheManager):

@@ -34,9 +34,9 @@ class KVConnector(ABC):
 
     @property
     def hooks(self) -> tuple[BlockHook | None, BlockHook | None]:
-        """`evicted`, and `computed` where it is overridden."""
-        hears = type(self).computed is not KVConnector.computed
-        return self.evicted, self.computed if hears else None
+        """`take_evicted`, and `take_computed` where it is overridden."""
+        hears = type(self).take_computed is not KVConnector.take_computed
+        return self.take_evicted, self.take_computed if hears else None
 
     @abstractmethod
     def match(self, hashes: Sequence[bytes]) -> int:
@@ -51,12 +51,12 @@ class KVConnector(ABC):
         """The next step message copies the held `hashes` into these device blocks."""
 
     @abstractmethod
-    def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
-        """These device blocks lose their contents with the next step message, which may store them first."""
+    def take_evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
+        """Note that device blocks lose their contents with the next step message, which may store them first."""
 
-    def computed(self, hashes: list[bytes], blocks: list[int]) -> None:
-        """These device blocks are full and can be found by their hashes from now on. Called as often as steps fill
-        blocks, so only where a connector overrides it."""
+    def take_computed(self, hashes: list[bytes], blocks: list[int]) -> None:
+        """Note that device blocks are full and can be found by their hashes from now on. Called as often as
+        steps fill blocks, so only where a connector overrides it."""
         return
 
     @abstractmethod
@@ -64,8 +64,9 @@ class KVConnector(ABC):
         """Nothing that it holds is found again. No copy waits for a step message."""
 
     @abstractmethod
-    def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
-        """A request got a row that wanted so many tokens more than the device had, and loads so many of them."""
+    def count_lookup(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """Count a request that got a row: it wanted so many tokens more than the device had, and loads so many of
+        them."""
 
     @abstractmethod
     def take_transfers(self) -> Any | None:

@@ -61,7 +61,7 @@ class HostMemory(KVConnector):
         assert self._held.issuperset(hashes), "load without hold"
         self._loads += [(self._slots[block_hash], block) for block_hash, block in zip(hashes, blocks, strict=True)]
 
-    def evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
+    def take_evicted(self, hashes: list[bytes], blocks: list[int]) -> None:
         """See KVConnector. Blocks come in the order in which the device gave them up, the least useful first."""
         stored: dict[bytes, None] = {}
         removed: list[bytes] = []
@@ -76,9 +76,9 @@ class HostMemory(KVConnector):
             self._stores[slot] = block
             stored[block_hash] = None
         if self._sink is not None and removed:
-            self._sink.removed(removed, "host")
+            self._sink.report_removed(removed, "host")
         if self._sink is not None and stored:
-            self._sink.stored(b"", list(stored), "host")
+            self._sink.report_stored(b"", list(stored), "host")
 
     def _give_up(self, stored: dict[bytes, None], removed: list[bytes]) -> int | None:
         """The slot of the least recently used block that is not held, which is forgotten."""
@@ -100,9 +100,9 @@ class HostMemory(KVConnector):
         self._slots.clear()
         self._held.clear()
         if self._sink is not None and removed:
-            self._sink.removed(removed, "host")
+            self._sink.report_removed(removed, "host")
 
-    def looked_up(self, num_tokens: int, num_hit_tokens: int) -> None:
+    def count_lookup(self, num_tokens: int, num_hit_tokens: int) -> None:
         """See KVConnector."""
         self._query_tokens += num_tokens
         self._hit_tokens += num_hit_tokens

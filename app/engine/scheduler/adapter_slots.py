@@ -59,23 +59,23 @@ class AdapterSlots:
         found = (rows for rows in self._of_digest.values() if all(request.paused for request in rows))
         return list(next(found, ()))
 
-    def waits(self, request: Request) -> None:
-        """The request has no row, and wants one."""
+    def add_waiting(self, request: Request) -> None:
+        """Count a request that has no row, and wants one."""
         ask = request.spec.asked(AdapterAsk)
         if ask is not None:
             self._waiting[ask.name] += 1
             self._tell()
 
-    def goes(self, request: Request) -> None:
-        """It waits no longer."""
+    def remove_waiting(self, request: Request) -> None:
+        """Count a request that waits no longer."""
         ask = request.spec.asked(AdapterAsk)
         if ask is not None:
             self._waiting[ask.name] -= 1
             self._waiting += Counter()  # without those of which none waits
             self._tell()
 
-    def entered(self, request: Request) -> None:
-        """The request has taken a row."""
+    def enter(self, request: Request) -> None:
+        """Count a request that takes a row."""
         ask = request.spec.asked(AdapterAsk)
         if ask is None:
             return
@@ -84,10 +84,10 @@ class AdapterSlots:
         elif self._is_waited_for:
             self._num_overtaken += 1
         self._of_digest.setdefault(ask.digest, []).append(request)
-        self.goes(request)
+        self.remove_waiting(request)
 
-    def left(self, request: Request) -> None:
-        """The request has left its row."""
+    def leave(self, request: Request) -> None:
+        """Count a request that leaves its row."""
         ask = request.spec.asked(AdapterAsk)
         if ask is None:
             return

@@ -46,7 +46,7 @@ class Admission:
 
         Raises what RequestBounds raises, and InvalidRequestError for a grammar that is none.
         """
-        request = self.bounds.settled(request)
+        request = self.bounds.settle(request)
         prompt, generated = request.prompt_token_ids, request.output_token_ids
         work, max_tokens = request.work, request.max_tokens
         assert max_tokens is not None

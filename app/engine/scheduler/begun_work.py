@@ -23,8 +23,8 @@ class BegunWork:
         """Nothing waits any more: the rate says nothing from here on."""
         self._since = None
 
-    def began(self, work_s: float, now: float) -> None:
-        """One that waited is served now."""
+    def note_start(self, work_s: float, now: float) -> None:
+        """Count the work of one that waited and is served now."""
         if self._since is None:
             return
         self._work_s += work_s

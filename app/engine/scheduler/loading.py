@@ -25,14 +25,14 @@ class LoadingRequests:
         self._rows.set_runnable(request.row, False)
         self._by_generation[int(self._rows.generation[request.row])] = request
 
-    def left(self, generation: int, request: Request) -> None:
-        """The request left the row in which it had this generation."""
+    def leave(self, generation: int, request: Request) -> None:
+        """Forget a request that leaves the row in which it had this generation."""
         request.is_loading = False
         self._by_generation.pop(generation, None)
 
-    def returned(self, step_id: int, loading_since: int) -> None:
-        """Step message `step_id` has returned; the loads of step messages before `loading_since`, or of all (0), were
-        done."""
+    def release_done(self, step_id: int, loading_since: int) -> None:
+        """Release those whose loads are done: step message `step_id` has returned, and with it the loads of step
+        messages before `loading_since`, or of all (0)."""
         if not self._by_generation:
             return
         done = min(step_id, loading_since - 1) if loading_since else step_id

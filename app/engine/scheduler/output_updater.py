@@ -61,8 +61,8 @@ class OutputUpdater:
         self._ended_by_grammar: list[Request] = []
         self._preempted_in_flight: dict[int, Request] = {}  # generation -> preempted request with tokens in flight
 
-    def preempted_in_flight(self, generation: int, request: Request) -> None:
-        """A request was preempted with steps in flight: its tokens are still wanted."""
+    def keep_preempted(self, generation: int, request: Request) -> None:
+        """Keep a request that was preempted with steps in flight: its tokens are still wanted."""
         self._preempted_in_flight[generation] = request
 
     def update_from_output(
@@ -126,7 +126,7 @@ class OutputUpdater:
         if rejected is not None:
             table.num_tokens[rows] -= rejected
             table.num_computed[rows] -= rejected
-            self._pending_diffs.drafts_rejected(rows, rejected)
+            self._pending_diffs.reject_drafts(rows, rejected)
         confirmed = table.num_confirmed[rows] + counts
         table.num_confirmed[rows] = confirmed
         full = rows[confirmed >= table.next_publish[rows]]
@@ -229,7 +229,7 @@ class OutputUpdater:
         request.first_token = now
         if not request.num_resumed_tokens and not request.is_canary:
             stats.ttft_s.append(now - request.arrival)
-            stats.prompt_done(request)
+            stats.add_prompt(request)
 
     def _keep_prompt_logprobs(
         self, step: InFlightStep, index: int, position: int, entries: list[TokenLogprobs]

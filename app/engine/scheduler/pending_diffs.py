@@ -17,31 +17,31 @@ class PendingDiffs:
         self._new_blocks: dict[int, list[int]] = {}
         self._rejected: dict[int, int] = {}  # row -> drafts
 
-    def row_entered(self, request: Request, num_computed_tokens: int) -> None:
-        """A request took a row."""
+    def enter_row(self, request: Request, num_computed_tokens: int) -> None:
+        """Send a request that takes a row."""
         self._entered[request.row] = (request, num_computed_tokens)
 
-    def blocks_added(self, row: int, blocks: list[int]) -> None:
-        """A row's block table grew."""
+    def add_blocks(self, row: int, blocks: list[int]) -> None:
+        """Send blocks by which a row's block table grew."""
         if blocks and row not in self._entered:  # a new request is sent with all its blocks
             self._new_blocks.setdefault(row, []).extend(blocks)
 
-    def each_grew(self, rows: list[int], blocks: list[list[int]]) -> None:
-        """The block tables of these rows grew by these blocks each."""
+    def add_blocks_each(self, rows: list[int], blocks: list[list[int]]) -> None:
+        """Add these blocks to the block tables of these rows."""
         if self._new_blocks or self._entered:
             for row, new in zip(rows, blocks, strict=True):
-                self.blocks_added(row, new)
+                self.add_blocks(row, new)
         else:
             self._new_blocks = dict(zip(rows, blocks, strict=True))
 
-    def drafts_rejected(self, rows: Int32Array, num_rejected: Int32Array) -> None:
-        """A step has returned that computed drafts of these rows in vain."""
+    def reject_drafts(self, rows: Int32Array, num_rejected: Int32Array) -> None:
+        """Send that a step computed drafts of these rows in vain."""
         some = np.flatnonzero(num_rejected)
         for row, count in zip(rows[some].tolist(), num_rejected[some].tolist(), strict=True):
             self._rejected[row] = self._rejected.get(row, 0) + count
 
-    def row_left(self, row: int) -> None:
-        """A request left its row."""
+    def leave_row(self, row: int) -> None:
+        """Send that a row is free, where its request was sent."""
         self._new_blocks.pop(row, None)
         self._rejected.pop(row, None)
         if self._entered.pop(row, None) is None:

@@ -95,13 +95,13 @@ class QueueLoad:
             self._requests[place], self._places[last] = last, place
         self.num_paused -= request.paused
 
-    def began(self, request: Request, costs: WorkCosts, num_prefill_tokens: int, now: float) -> None:
-        """A waiting request is served now; its first `num_prefill_tokens` are computed."""
+    def note_start(self, request: Request, costs: WorkCosts, num_prefill_tokens: int, now: float) -> None:
+        """Count a waiting request that is served now; its first `num_prefill_tokens` are computed."""
         placement = request.spec.placement
         room = request.max_total_tokens - request.num_tokens
         work_s = costs.work_s(num_prefill_tokens, min(room, self._expected_output_tokens()))
-        self.begun.began(work_s, now)
-        self._tenants[placement.service_class.name, placement.tenant].begun.began(work_s, now)
+        self.begun.note_start(work_s, now)
+        self._tenants[placement.service_class.name, placement.tenant].begun.note_start(work_s, now)
 
     def queued(self, costs: WorkCosts) -> tuple[QueuedWork, ...]:
         """The queues of most work, by class and tenant."""

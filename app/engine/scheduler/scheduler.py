@@ -118,7 +118,7 @@ class Scheduler:
             self._ranks.join(request)
         self.waiting.push(request, request.queued)
         if self._adapters is not None:
-            self._adapters.waits(request)
+            self._adapters.add_waiting(request)
         self.deadlines.add(request, len(self.requests))
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
@@ -156,7 +156,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             if self._adapters is not None:
-                self._adapters.goes(request)
+                self._adapters.remove_waiting(request)
             self.kv.free(request, None)
         if self._ranks is not None:
             self._ranks.leave(request)
@@ -164,7 +164,7 @@ class Scheduler:
         self.waiting.settle(request)
         self._statistics.num_paused -= request.paused
         del self.requests[request.request_id]
-        self._statistics.request_finished(request, reason, self._clock())
+        self._statistics.count_end(request, reason, self._clock())
         return EngineOutput(
             request.request_id,
             [],
@@ -180,10 +180,10 @@ class Scheduler:
         """Free row and blocks; blocks that a step in flight may write stay out of the pool until it returned."""
         last_step = int(self.rows.last_step[request.row])
         if request.is_loading:
-            self._loading.left(int(self.rows.generation[request.row]), request)
+            self._loading.leave(int(self.rows.generation[request.row]), request)
         if self._adapters is not None:
-            self._adapters.left(request)
-        self._pending_diffs.row_left(self.rows.leave(request))
+            self._adapters.leave(request)
+        self._pending_diffs.leave_row(self.rows.leave(request))
         last_write = max(last_step, request.load_step)
         self.kv.free(request, last_write if last_write > self._last_returned else None)
         return last_step
@@ -378,16 +378,16 @@ class Scheduler:
         chunk = self.kv.cut(request, computed, computed + chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         if self._adapters is not None:
-            self._adapters.entered(request)
-        self.waiting.load.began(request, self._statistics.work_costs(self.rows), remaining, self._clock())
+            self._adapters.enter(request)
+        self.waiting.load.note_start(request, self._statistics.work_costs(self.rows), remaining, self._clock())
         self.waiting.take(request)
-        self._pending_diffs.row_entered(request, computed)
+        self._pending_diffs.enter_row(request, computed)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
             if not request.num_resumed_tokens:  # else its client has been told of the first replica's
                 request.num_cached_tokens = computed
                 request.num_loaded_tokens = hit.num_loads * self.kv.block_size
-            self._statistics.request_started(request, computed)
+            self._statistics.count_prefix_hit(request, computed)
         request.status = RequestStatus.RUNNING
         if self._ranks is not None:
             self._ranks.join(request)
@@ -405,19 +405,19 @@ class Scheduler:
         last_step = self._leave_row(request)
         if last_step > self._last_returned:
             request.resume_after_step = last_step
-            self._output_updater.preempted_in_flight(generation, request)
+            self._output_updater.keep_preempted(generation, request)
         if self._ranks is not None:
             self._ranks.leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         if len(request.preempted_at) < MAX_PREEMPTIONS_NOTED:
             request.preempted_at.append(self._clock())
-        self._statistics.request_preempted()
+        self._statistics.count_preemption()
         plan.preempted = True
         plan.chunks.pop(request, None)
         self.waiting.push(request, self._clock())
         if self._adapters is not None:
-            self._adapters.waits(request)
+            self._adapters.add_waiting(request)
 
     def preempt_all(self) -> None:
         """Every request back into the queue; what it computed so far is computed again. No step is out."""
@@ -438,17 +438,17 @@ class Scheduler:
             return []
         step_message = self._writer.in_flight.popleft()
         self._last_returned = step_message.step_id
-        self.kv.pool.step_returned(step_message.step_id)
-        self._loading.returned(step_message.step_id, output.loading_since)
+        self.kv.pool.release_until(step_message.step_id)
+        self._loading.release_done(step_message.step_id, output.loading_since)
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         rejected = step_message.rejected(output)
         if rejected is not None:
-            self._statistics.drafts_verified(step_message, rejected)
+            self._statistics.count_drafts(step_message, rejected)
         outputs = self._output_updater.update_from_output(step_message, output, rejected, stats)
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
-        self._statistics.step_returned(stats, step_message.num_decode_tokens)
+        self._statistics.count_step(stats, step_message.num_decode_tokens)
         return outputs
 
     def stats(self) -> EngineStats:

@@ -43,7 +43,7 @@ class Slots:
             self._preempt(victim, plan)
         if blocks:
             self._rows.capacity[request.row] = self._kv.num_slots(request)
-            self._diffs.blocks_added(request.row, blocks)
+            self._diffs.add_blocks(request.row, blocks)
         return True
 
     def grow_each(self, rows: IntArray) -> bool:
@@ -55,7 +55,7 @@ class Slots:
         numbers = rows.tolist()
         blocks = self._kv.grow_each([self._rows.request_at(row) for row in numbers])
         self._rows.capacity[rows] += self._kv.block_size
-        self._diffs.each_grew(numbers, blocks)
+        self._diffs.add_blocks_each(numbers, blocks)
         return True
 
     def _victim(self, request: Request) -> Request | None:

@@ -29,14 +29,14 @@ class Statistics:
         self._num_steps = 0
         self._recorder = recorder
 
-    def request_started(self, request: Request, num_cached_tokens: int) -> None:
-        """A request was scheduled for the first time, with this many tokens found in the prefix cache."""
+    def count_prefix_hit(self, request: Request, num_cached_tokens: int) -> None:
+        """Count a request that is scheduled for the first time, with this many tokens found in the prefix cache."""
         if request.is_canary:
             return
         self.figures.add("prefix_cache_queries", request.num_tokens)
         self.figures.add("prefix_cache_hits", num_cached_tokens)
 
-    def drafts_verified(self, step: InFlightStep, rejected: Int32Array) -> None:
+    def count_drafts(self, step: InFlightStep, rejected: Int32Array) -> None:
         """Count the drafts of a step's rows, and at which places they were right; `rejected` [R]."""
         drafts = step.num_draft_tokens
         assert drafts is not None
@@ -47,18 +47,18 @@ class Statistics:
         for position in range(int(accepted.max(initial=0))):
             self.figures.add(f"accepted_at_{position}", int((accepted > position).sum()))
 
-    def request_preempted(self) -> None:
+    def count_preemption(self) -> None:
         """Count a preemption."""
         self.figures.add("preemptions")
 
-    def request_finished(self, request: Request, reason: FinishReason, now: float) -> None:
-        """A request ended at `now`."""
+    def count_end(self, request: Request, reason: FinishReason, now: float) -> None:
+        """Count a request that ended at `now`."""
         self.output_lengths.observe(reason, request.num_output_tokens)
         if self._recorder is not None and not request.is_canary:
             self._recorder.record_finished(RequestTimings.of(request, reason, now))
 
-    def step_returned(self, step: StepStats, num_decode_tokens: int) -> None:
-        """A step's output was taken in."""
+    def count_step(self, step: StepStats, num_decode_tokens: int) -> None:
+        """Count a step whose output was taken in."""
         self._num_steps += 1
         self.figures.add("generation_tokens", step.num_generation_tokens)
         if step.num_prompt_tokens:

@@ -37,7 +37,7 @@ class _HostBuffer:
             self._sent.synchronize()
         return self._values
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Note that the transfer is enqueued."""
         if self._sent is not None:
             self._sent.record()
@@ -81,7 +81,7 @@ class StaticInputs:
         for name, entry in self._table.lines.items():
             values[name][:count] = entry.values[rows]
         self._bytes.copy_(buffer.bytes, non_blocking=True)
-        buffer.sent()
+        buffer.note_sent()
 
     def pad_all(self) -> None:
         """A step that nobody asked for: for warming up and capture."""

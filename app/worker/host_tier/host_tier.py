@@ -44,7 +44,7 @@ class HostTier(WorkerFeature):
         streams = steps, DeviceStream(self._device), DeviceStream(self._device)
         self._transfer = BackgroundTransfer(kv_caches, self._pool, self._staging, *streams)
 
-    def started(self, info: WorkerInfo) -> WorkerInfo:
+    def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """Host slots, and the bytes of a block on this rank."""
         report = HostPoolReport(self._pool.num_blocks, self._block_bytes)
         return replace(info, notes=[*info.notes, self._pool.describe()], kv_connector=(report,))

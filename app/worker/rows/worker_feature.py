@@ -89,8 +89,8 @@ class WorkerFeature:
 
     # ---- figures
 
-    def started(self, info: WorkerInfo) -> WorkerInfo:
-        """The worker is ready; `info` with what this feature has to report of its start."""
+    def report_start(self, info: WorkerInfo) -> WorkerInfo:
+        """Returns `info` with what this feature has to report of its start; the worker is ready."""
         return info
 
     def report(self, output: ModelRunnerOutput) -> None:
@@ -140,10 +140,10 @@ class WorkerFeatures:
         for feature in self._all:
             feature.connect(kv_caches)
 
-    def started(self, info: WorkerInfo) -> WorkerInfo:
+    def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """Returns what the features report of the start, added to `info`."""
         for feature in self._all:
-            info = feature.started(info)
+            info = feature.report_start(info)
         return info
 
     def weights_leave(self) -> None:

@@ -84,7 +84,7 @@ class Proposer(WorkerFeature, ABC):
         steps without a new token, too (N = 0), so that its cache is filled.
         """
 
-    def started(self, info: WorkerInfo) -> WorkerInfo:
+    def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """The scheduler counts on so many drafts of each row, and keeps slots ready that layers propose with."""
         slots = self.num_draft_tokens if self.attention_layers else 0
         return replace(info, num_draft_tokens=self.num_draft_tokens, num_draft_slots=slots)

@@ -41,7 +41,7 @@ class Replica:
         return LoadReport("m", self.name, "1", True, 0, 0, self.outstanding, 64, BLOCK_SIZE, 0)
 
     def store(self, *ids: int) -> None:
-        self.log.stored(b"", list(hashes(*ids)))
+        self.log.report_stored(b"", list(hashes(*ids)))
         self.hub.publish(self.report(), force=False)
 
     def die(self) -> None:

@@ -15,11 +15,11 @@ def test_what_was_queued_leaves_before_the_end() -> None:
         reader = asyncio.create_task(_read(queue))
         await asyncio.sleep(0)
         queue.push(b"2")
-        await queue.flushed(0.001)
+        await queue.wait_flushed(0.001)
         assert not reader.done()
         queue.push(b"3")
         queue.close()
-        await queue.flushed(60.0)
+        await queue.wait_flushed(60.0)
         assert await reader == [b"1", b"2", b"3"]
 
     run(main())

@@ -30,7 +30,7 @@ def test_faults_in_a_row_shut_it_and_one_request_tries_later() -> None:
     assert usable(breaker) == ["b"]
     clock.now += FIRST_REST_S
     assert usable(breaker) == ["a", "b"]
-    breaker.sent("a")
+    breaker.note_sent("a")
     assert usable(breaker) == ["b"], "one tries, alone"
     breaker.success("a")
     assert usable(breaker) == ["a", "b"]
@@ -42,7 +42,7 @@ def test_it_rests_longer_each_time_up_to_a_limit() -> None:
     rest_s = FIRST_REST_S
     for i in range(8):
         clock.now += rest_s
-        breaker.sent("a")
+        breaker.note_sent("a")
         breaker.fault("a", f"again {i}")
         rest_s = min(2 * rest_s, LONGEST_REST_S)
         clock.now += 0.99 * rest_s
@@ -54,7 +54,7 @@ def test_a_trial_that_tells_nothing_is_followed_by_another() -> None:
     clock = Clock()
     breaker = shut(clock)
     clock.now += FIRST_REST_S
-    breaker.sent("a")
+    breaker.note_sent("a")
     clock.now += TRIAL_S
     assert usable(breaker) == ["a", "b"]
 

@@ -510,8 +510,8 @@ def test_suspects_take_turns_until_they_have_outlived_the_place_and_not_until_th
 def test_what_dies_late_is_let_out_once_only() -> None:
     way = Continuation(asked("x", [1]))
     for num_deaths in (1, 2, 3):
-        way.lost(died=True)
-        way.took(EngineOutput("x", [1] * OUTLIVED_TOKENS, None))
+        way.note_loss(died=True)
+        way.add_output(EngineOutput("x", [1] * OUTLIVED_TOKENS, None))
         assert way.has_outlived == (num_deaths == 2)
 
 
@@ -578,7 +578,7 @@ def test_replicas_that_go_while_the_router_is_asked_are_waited_for(play: Any) ->
 
         stage.router.remote = all_die  # type: ignore[method-assign, assignment]
         way = Continuation(asked("x", [1]))
-        way.lost(died=True)
+        way.note_loss(died=True)
         assert (await stage.dispatcher._choose(way, RouteInfo())).replica_id in "ab"
 
     play(scene)
@@ -846,7 +846,7 @@ def test_what_a_request_claims(play: Any) -> None:
         assert 0 < first.time_left_s <= 50.0
         assert (first.is_retry, first.may_wait, second.is_retry, second.may_wait) == (False, False, True, True)
         moved = Continuation(asked)
-        moved.lost(died=True)
+        moved.note_loss(died=True)
         assert claim_of(moved) is None
         late = Continuation(replace(asked, arrival_time=asked.arrival_time - 60.0))
         with pytest.raises(DeadlineError, match="deadline of 50 s"):

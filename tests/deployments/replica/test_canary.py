@@ -20,7 +20,7 @@ def test_only_a_silent_replica_asks_and_only_once() -> None:
     canary = Canary(5.0, sent.append, clock=clock)
     for _ in range(20):  # busy: outputs all the time
         clock.now += 1.0
-        canary.heard()
+        canary.postpone()
         canary.tick()
     assert not sent
     for _ in range(14):  # silent
@@ -34,7 +34,7 @@ def test_only_a_silent_replica_asks_and_only_once() -> None:
     clock.now += 2.0
     assert not canary.answers
     assert canary.age_s == 16.0
-    canary.heard()
+    canary.postpone()
     assert canary.answers
     clock.now += 5.0
     canary.tick()

@@ -140,8 +140,8 @@ def test_the_ingress_owns_the_reason() -> None:
     """The engine sees an abort where the ingress found a stop string."""
     recorder = MetricsRecorder({"model_name": "m", "engine": "0"})
     metrics = EngineMetrics(recorder)
-    metrics.ended("stopped", "stop")
-    metrics.ended("left", "abort")
+    metrics.note_end("stopped", "stop")
+    metrics.note_end("left", "abort")
     for request_id, reason in (("stopped", "abort"), ("left", "abort"), ("full", "length")):
         metrics.record_finished(timings(request_id, reason))  # type: ignore[arg-type]
     assert ends(recorder) == {("stop",): 1.0, ("abort",): 1.0, ("length",): 1.0}
@@ -153,7 +153,7 @@ def test_reasons_that_came_too_late_do_not_pile_up(monkeypatch: pytest.MonkeyPat
     recorder = MetricsRecorder({"model_name": "m", "engine": "0"})
     metrics = EngineMetrics(recorder)
     for i in range(100):
-        metrics.ended(f"r{i}", "stop")
+        metrics.note_end(f"r{i}", "stop")
     assert len(metrics._reasons) == 8
     metrics.record_finished(timings("r99", "abort"))
     metrics.record_finished(timings("r0", "abort"))

@@ -144,7 +144,7 @@ def test_retries_are_a_share_of_what_comes_first() -> None:
     budget = RetryBudget(0.2, 3.0, lambda: now[0])
     assert sum(budget.take() for _ in range(100)) == 30, "three a second, of ten seconds"
     for _ in range(500):
-        budget.came()
+        budget.count_first()
     assert sum(budget.take() for _ in range(300)) == 100
     now[0] = 11.0
     assert sum(budget.take() for _ in range(100)) == 30, "what came before counts no more"

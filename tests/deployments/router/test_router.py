@@ -117,7 +117,7 @@ def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         token_ids = served.tokenizer.encode(text)
         blocks = hash_blocks(KEY, root_hash(KEY, model="weights"), token_ids, BLOCK_SIZE)
         log: KVEventLog = cluster.replicas["a"].log
-        log.stored(b"", blocks)
+        log.report_stored(b"", blocks)
         cluster.replicas["a"].hub.publish(cluster.replicas["a"].report(), force=False)
         index = router._pools["m"].book.index
         assert index is not None

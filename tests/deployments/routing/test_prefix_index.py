@@ -97,7 +97,7 @@ def test_dropped_replica_comes_back_by_a_snapshot_only() -> None:
     index.drop("a")
     assert matches(index, 1) == {}
     assert index.apply(stored("a", 1, chain(2))) == "stale"
-    index.dispatched("a", chain(3), 0.0)
+    index.expect_blocks("a", chain(3), 0.0)
     assert index.replicas() == []
     index.apply(KVEventBatch("a", "1", 1, [KVEvent("stored", "device", name(1))], is_snapshot=True))
     assert matches(index, 1) == {"a": (1, 0)}
@@ -120,8 +120,8 @@ def test_slots_are_used_again_after_the_sweep() -> None:
 def test_siblings_find_what_is_only_on_its_way() -> None:
     index = PrefixIndex(speculative_life_s=4.0)
     index.apply(stored("a", 0, chain(1)))
-    index.dispatched("a", chain(1, 2, 3), 100.0)
-    index.dispatched("b", chain(1, 2), 100.0)  # nothing was heard of it yet
+    index.expect_blocks("a", chain(1, 2, 3), 100.0)
+    index.expect_blocks("b", chain(1, 2), 100.0)  # nothing was heard of it yet
     assert matches(index, 1, 2, 3, now=101.0) == {"a": (3, 0), "b": (2, 0)}
     assert not index.is_synced("b")
     assert matches(index, 1, 2, 3, now=104.1) == {"a": (1, 0)}
@@ -133,10 +133,10 @@ def test_what_siblings_keep_asking_for_stays_expected_but_not_once_it_was_told()
     for second in range(9):  # longer than one life, and no event comes
         known = index.match(chain(1, 2, 3), float(second)).get("a", PrefixMatch(0)).device_blocks
         assert known == (3 if second else 0)
-        index.dispatched("a", chain(1, 2, 3), float(second), known)
+        index.expect_blocks("a", chain(1, 2, 3), float(second), known)
     index.apply(stored("a", 0, chain(1, 2, 3)))
     for second in range(9, 18):
-        index.dispatched("a", chain(1, 2, 3), float(second), 3)
+        index.expect_blocks("a", chain(1, 2, 3), float(second), 3)
     index.apply(KVEventBatch("a", "1", 1, [KVEvent("removed", "device", b"".join(chain(2, 3)))]))
     assert matches(index, 1, 2, 3, now=18.0) == {"a": (1, 0)}
 
@@ -145,11 +145,11 @@ def test_an_ended_generation_goes_bit_by_bit() -> None:
     index = PrefixIndex(speculative_life_s=2.0)
     index.apply(stored("a", 0, []))
     for i in range(1000):
-        index.dispatched("a", chain(3 * i, 3 * i + 1, 3 * i + 2), 100.0)
+        index.expect_blocks("a", chain(3 * i, 3 * i + 1, 3 * i + 2), 100.0)
     index.match([], 102.5)
     assert len(index._waste) == 3000
     for i in range(500):
-        index.dispatched("a", chain(10_000 + i), 102.6)
+        index.expect_blocks("a", chain(10_000 + i), 102.6)
     index.apply(stored("a", 1, []))
     assert len(index._waste) < 2000
     assert index.num_speculative == 500
@@ -158,7 +158,7 @@ def test_an_ended_generation_goes_bit_by_bit() -> None:
 def test_speculation_ends_with_the_replica() -> None:
     index = PrefixIndex()
     index.apply(stored("a", 0, []))
-    index.dispatched("a", chain(1, 2), 0.0)
+    index.expect_blocks("a", chain(1, 2), 0.0)
     index.drop("a")
     assert matches(index, 1, 2, now=0.1) == {}
 
@@ -171,7 +171,7 @@ def test_cap_holds_and_what_is_used_stays_longest() -> None:
     for sequence in range(1, 41):
         hashes = [name(1_000_000 * sequence + i) for i in range(2000)]
         index.apply(stored("a", sequence, hashes))
-        index.dispatched("a", used, float(sequence))
+        index.expect_blocks("a", used, float(sequence))
         assert len(index) <= cap
     assert index.num_evicted > 0
     assert index.num_blocks("a") == len(index)
@@ -193,11 +193,11 @@ class Replica:
         hashes = some[: rng.randrange(1, len(some) + 1)]
         if rng.random() < 0.6:
             self.cached[tier].update(hashes)
-            self.log.stored(b"", hashes, tier)
+            self.log.report_stored(b"", hashes, tier)
         else:
             gone = rng.sample(hashes, rng.randrange(1, len(hashes) + 1))  # any of them: holes are allowed
             self.cached[tier].difference_update(gone)
-            self.log.removed(gone, tier)
+            self.log.report_removed(gone, tier)
 
     def prefix(self, hashes: list[bytes]) -> PrefixMatch:
         device = host = 0
@@ -239,7 +239,7 @@ def test_index_equals_the_truth_after_10000_operations() -> None:
         if late and rng.random() < 0.3:
             deliver(late.pop(rng.randrange(len(late))))
         if rng.random() < 0.01:
-            index.dispatched(replica_id, rng.choice(chains), step * 0.01)
+            index.expect_blocks(replica_id, rng.choice(chains), step * 0.01)
         if rng.random() < 0.002:  # it dies and comes back under its name, or under a new one
             index.drop(replica_id)
             del replicas[replica_id]

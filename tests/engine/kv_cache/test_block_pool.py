@@ -16,7 +16,7 @@ class Sink:
         self.cached: set[bytes] = set()
         self.parents: dict[bytes, bytes] = {}
 
-    def stored(self, parent: bytes, hashes: list[bytes]) -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes]) -> None:
         assert hashes
         for block_hash in hashes:
             assert block_hash not in self.cached, "stored twice"
@@ -24,7 +24,7 @@ class Sink:
             self.parents[block_hash] = parent
             parent = block_hash
 
-    def removed(self, hashes: list[bytes]) -> None:
+    def report_removed(self, hashes: list[bytes]) -> None:
         for block_hash in hashes:
             self.cached.remove(block_hash)
 
@@ -113,9 +113,9 @@ def test_deferred_blocks_wait_for_their_step() -> None:
     pool.free(blocks[:1], after_step=5)
     pool.free(blocks[1:], after_step=4)
     assert (pool.num_free, pool.num_deferred) == (0, 3)
-    pool.step_returned(4)
+    pool.release_until(4)
     assert (pool.num_free, pool.num_deferred) == (2, 1)
-    pool.step_returned(5)
+    pool.release_until(5)
     assert (pool.num_free, pool.num_deferred) == (3, 0)
     pool.check()
 
@@ -168,7 +168,7 @@ def test_random_operations_keep_the_invariants(seed: int) -> None:
                 pool.free(blocks)
         elif deferred:
             returned = rng.choice(deferred)[0]
-            pool.step_returned(returned)
+            pool.release_until(returned)
             deferred = [entry for entry in deferred if entry[0] > returned]
         counts = [0] * pool.num_blocks
         for blocks in holders + [blocks for _, blocks in deferred]:
@@ -182,6 +182,6 @@ def test_random_operations_keep_the_invariants(seed: int) -> None:
             assert all(pool.find(block_hash) is not None for block_hash in sink.cached)
     for blocks in holders:
         pool.free(blocks)
-    pool.step_returned(step)
+    pool.release_until(step)
     pool.check()
     assert pool.num_free == pool.num_blocks

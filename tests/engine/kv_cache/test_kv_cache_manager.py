@@ -120,7 +120,7 @@ def test_release_waits_for_the_step_in_flight() -> None:
     compute(kv, request)
     kv.free(request, 7)
     assert (request.block_ids, kv.pool.num_free) == ([], 1)
-    kv.pool.step_returned(7)
+    kv.pool.release_until(7)
     assert kv.pool.num_free == 4
 
 

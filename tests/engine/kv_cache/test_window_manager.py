@@ -26,10 +26,10 @@ class Heard:
     def __init__(self) -> None:
         self.hashes: set[bytes] = set()
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: str = "device") -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: str = "device") -> None:
         self.hashes |= set(hashes)
 
-    def removed(self, hashes: list[bytes], tier: str = "device") -> None:
+    def report_removed(self, hashes: list[bytes], tier: str = "device") -> None:
         self.hashes -= set(hashes)
 
 

@@ -40,7 +40,7 @@ def evict(tier: HostMemory, copies: Copies, numbers: list[int]) -> None:
     blocks = list(range(len(numbers)))
     for block, number in zip(blocks, numbers, strict=True):
         copies.device[block] = name(number)
-    tier.evicted([name(number) for number in numbers], blocks)
+    tier.take_evicted([name(number) for number in numbers], blocks)
 
 
 def test_what_was_evicted_comes_back() -> None:
@@ -117,12 +117,12 @@ class Mirror:
     def __init__(self) -> None:
         self.cached: dict[KVTier, set[bytes]] = {"device": set(), "host": set()}
 
-    def stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:
         assert hashes
         assert self.cached[tier].isdisjoint(hashes), "stored twice"
         self.cached[tier].update(hashes)
 
-    def removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
+    def report_removed(self, hashes: list[bytes], tier: KVTier = "device") -> None:
         assert self.cached[tier].issuperset(hashes), "removed what was not there"
         self.cached[tier].difference_update(hashes)
 
@@ -134,7 +134,7 @@ def test_random_operations_never_serve_stale_content(seed: int) -> None:
     mirror = Mirror()
     num_blocks, num_slots = rng.randint(12, 24), rng.randint(3, 40)
     tier = HostMemory(num_slots, 1, mirror)
-    pool = BlockPool(num_blocks, mirror, tier.evicted)
+    pool = BlockPool(num_blocks, mirror, tier.take_evicted)
     copies = Copies(num_blocks, num_slots)
     chains = [[name(100 * c + i) for i in range(8)] for c in range(12)]
     held: list[tuple[list[int], list[bytes]]] = []  # blocks of requests, and what they must hold

@@ -38,16 +38,16 @@ class Counter(KVConnector):
 
     load = hold
 
-    def evicted(self, hashes, blocks):
+    def take_evicted(self, hashes, blocks):
         self.num_evicted += len(blocks)
 
-    def computed(self, hashes, blocks):
+    def take_computed(self, hashes, blocks):
         self.num_computed += len(blocks)
 
     def forget(self):
         pass
 
-    def looked_up(self, num_tokens, num_hit_tokens):
+    def count_lookup(self, num_tokens, num_hit_tokens):
         pass
 
     def take_transfers(self):
@@ -62,7 +62,7 @@ def create(context):
     from app.worker.rows.worker_feature import WorkerFeature
 
     class Half(WorkerFeature):
-        def started(self, info):
+        def report_start(self, info):
             return replace(info, kv_connector=(context.forward.cache.spec.bytes_per_block,))
 
         def before(self, step):

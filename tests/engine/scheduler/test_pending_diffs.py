@@ -16,10 +16,10 @@ def request(row: int, blocks: list[int]) -> Request:
 
 def test_everything_is_sent_once() -> None:
     diffs = PendingDiffs()
-    diffs.row_left(1)
-    diffs.blocks_added(2, [5])
-    diffs.blocks_added(2, [6])
-    diffs.blocks_added(3, [])
+    diffs.leave_row(1)
+    diffs.add_blocks(2, [5])
+    diffs.add_blocks(2, [6])
+    diffs.add_blocks(3, [])
     assert diffs.take_freed_rows() == [1]
     assert diffs.take_new_blocks() == [(2, [5, 6])]
     assert (diffs.take_freed_rows(), diffs.take_new_blocks(), diffs.take_new_requests()) == ([], [], [])
@@ -28,9 +28,9 @@ def test_everything_is_sent_once() -> None:
 def test_a_new_request_is_sent_with_the_blocks_it_holds_by_then() -> None:
     diffs = PendingDiffs()
     entering = request(4, [1])
-    diffs.row_entered(entering, 2)
+    diffs.enter_row(entering, 2)
     entering.block_ids.append(8)
-    diffs.blocks_added(4, [8])
+    diffs.add_blocks(4, [8])
     (new,) = diffs.take_new_requests()
     assert (new.row, new.block_ids, new.num_computed_tokens) == (4, [1, 8], 2)
     assert (new.token_ids.tolist(), new.num_prompt_tokens, new.eos_token_ids) == ([1, 2, 3], 2, (7,))
@@ -41,15 +41,15 @@ def test_a_new_request_is_sent_with_the_blocks_it_holds_by_then() -> None:
 
 def test_blocks_of_a_row_that_was_left_are_forgotten() -> None:
     diffs = PendingDiffs()
-    diffs.blocks_added(2, [5])
-    diffs.row_left(2)
+    diffs.add_blocks(2, [5])
+    diffs.leave_row(2)
     assert diffs.take_new_blocks() == []
     assert diffs.take_freed_rows() == [2]
 
 
 def test_a_request_that_came_and_went_is_never_mentioned() -> None:
     diffs = PendingDiffs()
-    diffs.row_entered(request(3, [1]), 0)
-    diffs.row_left(3)
+    diffs.enter_row(request(3, [1]), 0)
+    diffs.leave_row(3)
     assert diffs.take_new_requests() == []
     assert diffs.take_freed_rows() == []

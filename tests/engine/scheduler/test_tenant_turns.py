@@ -176,5 +176,5 @@ def test_what_was_measured_counts() -> None:
     for key in range(5):
         queue.push(request(key, "a", 100), now=0.0)
     first = next(iter(queue))
-    queue.load.began(first, WorkCosts(3e-3, 0.0), 100, 1.5)
+    queue.load.note_start(first, WorkCosts(3e-3, 0.0), 100, 1.5)
     assert rates(queue, 8) == {"a": pytest.approx(0.2)}

@@ -20,7 +20,7 @@ def test_news_are_lost_doubled_or_made_up() -> None:
     garbler = Garbler(log)
     stored = [bytes([number]) * 16 for number in range(200)]
     for block_hash in stored:
-        garbler.stored(b"", [block_hash])
+        garbler.report_stored(b"", [block_hash])
     log.flush()
     told = {block_hash for event in log.snapshot().events for block_hash in event.split()}
     assert 0 < len(told & set(stored)) < len(stored)

@@ -71,7 +71,7 @@ def test_a_step_like_the_one_before_sends_nothing() -> None:
     """Of the host's work on a decode step that is all; a request that comes or goes changes rows or values."""
     lines = table()
     inputs, sent = StaticInputs(lines, ROWS, CPU), []
-    inputs._ring[0].sent = lambda: sent.append(1)  # type: ignore[method-assign]
+    inputs._ring[0].note_sent = lambda: sent.append(1)  # type: ignore[method-assign]
     rows = np.array([4, 1, 2])
     inputs.load(rows, ones(3))
     inputs.load(rows.copy(), ones(3))
