@@ -22,6 +22,8 @@ from app.layers.norm import RMSNorm
 from app.layers.short_conv import HeadNumbers, ShortConv
 from app.layers.state_layer import StateLayer
 
+CONV_PARTS = ("q_conv1d", "k_conv1d", "v_conv1d")  # names in checkpoints that have them apart
+
 
 @dataclass(slots=True, frozen=True)
 class DeltaSettings:
@@ -30,6 +32,8 @@ class DeltaSettings:
     heads: DeltaHeads
     conv_width: int
     norm_eps: float
+    rate_scale: float = 1.0
+    splits_conv: bool = False  # a checkpoint has the convolutions of queries, keys and values apart
 
 
 class GatedDeltaNet(StateLayer):
@@ -46,12 +50,14 @@ class GatedDeltaNet(StateLayer):
         sizes = dict(zip(names, (q, k, v, v, whole.num_values, whole.num_values), strict=True))
         self.in_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias=False)
         shares = self.in_proj.output_shares
-        self.conv1d = ShortConv(ctx, [shares[name] for name in names[:3]], settings.conv_width, bias=False)
+        convolved, apart = [shares[name] for name in names[:3]], CONV_PARTS if settings.splits_conv else ()
+        self.conv1d = ShortConv(ctx, convolved, settings.conv_width, bias=False, parts=apart)
         self.parts = [sum(self.heads.widths), self.heads.widths[2], values, values]
         of_heads = HeadNumbers(Share(0, values, tp.rank * values, whole.num_values))
         self.A_log, self.dt_bias = of_heads.weight(0.0), of_heads.weight(0.0)
         self.norm = RMSNorm(ctx, whole.value_dim, settings.norm_eps)
         self.out_proj = RowLinear(ctx, v, hidden_size, bias=False)
+        self.rate_scale = settings.rate_scale
 
     def state_spec(self) -> LayerStateSpec:
         """The last inputs of the convolution, and the state of each value head [Dv, Dk]."""
@@ -65,7 +71,7 @@ class GatedDeltaNet(StateLayer):
         projected: torch.Tensor = self.in_proj(x)
         mixed, z, b, a = torch.split(projected, self.parts, dim=1)
         mixed = self.conv1d(mixed, inputs, step)
-        gates = DeltaGates(a, b, self.A_log, self.dt_bias)
+        gates = DeltaGates(a, b, self.A_log, self.dt_bias, self.rate_scale)
         norm = GatedNorm(z, self.norm.weight, self.norm.eps)
         out = self.ops.gated_delta(mixed, self.heads, gates, norm, states, step)
         return self.out_proj(out, epilogue)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The gated RMS norm of Mamba 2: of all channels, or of groups of them, after the gate or before it."""
+"""Gated RMS norms of state spaces: of all channels, or of groups of them, after the gate or before it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 
 class GatedGroupNorm(Layer):
-    """norm(x * silu(gate)) * weight, or norm(x) * weight * silu(gate), in fp32.
+    """norm(x * silu(gate)) * weight, or norm(x) * weight * silu(gate), in fp32; with `sigmoid` instead of silu.
 
     Ranks split the channels; where all of them are one group, squares are summed up over the ranks.
     """
 
     def __init__(
-        self, ctx: BuildContext, channels: Share, num_groups: int, eps: float, *, norms_first: bool = False
+        self,
+        ctx: BuildContext,
+        channels: Share,
+        num_groups: int,
+        eps: float,
+        *,
+        norms_first: bool = False,
+        sigmoid: bool = False,
     ) -> None:
         super().__init__()
         self.tp: RankGroup = ctx.groups.tp
@@ -31,6 +38,7 @@ class GatedGroupNorm(Layer):
                 param="tensor_parallel_size",
             )
         self.channels, self.eps, self.norms_first = channels, eps, norms_first
+        self.activate = torch.sigmoid if sigmoid else F.silu
         self.is_shared = num_groups == 1 and self.tp.size > 1
         self.groups = max(1, num_groups // self.tp.size)
         self.weight = Weight(torch.ones(channels.size, dtype=ctx.dtype), WeightSpec(self.load))
@@ -42,7 +50,7 @@ class GatedGroupNorm(Layer):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x and gate [T, C] -> [T, C] in the gate's type."""
-        y, factor = x.float(), F.silu(gate.float())
+        y, factor = x.float(), self.activate(gate.float())
         if not self.norms_first:
             y = y * factor
         y = (self._normed(y) * self.weight.float()).to(gate.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,27 +16,37 @@ from app.layers.weight import CheckpointTensor, ShapeMismatch, Weight, WeightSpe
 
 
 class ShortConv(Layer):
-    """Each channel's sum over its last `width` tokens; `shares`: this rank's channels, part by part."""
+    """Each channel's sum over its last `width` tokens; `shares`: this rank's channels, part by part; `parts`: names in
+    a checkpoint that has the parts apart."""
 
     def __init__(
-        self, ctx: BuildContext, shares: Sequence[Share], width: int, *, bias: bool, activate: bool = True
+        self,
+        ctx: BuildContext,
+        shares: Sequence[Share],
+        width: int,
+        *,
+        bias: bool,
+        activate: bool = True,
+        parts: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.shares, self.activate = tuple(shares), activate
-        channels = sum(share.size for share in shares)
-        self.whole = sum(share.whole for share in shares)
-        self.weight = Weight(torch.empty(channels, width, dtype=ctx.dtype), WeightSpec(self.load))
-        self.bias = Weight(torch.empty(channels, dtype=ctx.dtype), WeightSpec(self.load, dummy=0.0)) if bias else None
+        self.shares, self.activate, self.parts = tuple(shares), activate, tuple(parts)
+        channels, spec = sum(share.size for share in shares), WeightSpec(self.load, self.parts)
+        self.weight = Weight(torch.empty(channels, width, dtype=ctx.dtype), spec)
+        self.bias = Weight(torch.empty(channels, dtype=ctx.dtype), replace(spec, dummy=0.0)) if bias else None
         self.state = StateTensor((width - 1, channels), ctx.dtype)
         self.ops = RECURRENT_OPS.on(ctx.device)
 
     def load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
-        """This rank's channels of a weight [C, 1, W] or a bias [C], whose parts lie one behind the other."""
-        if tensor.shape[:1] != (self.whole,):
-            raise ShapeMismatch(f"has shape {list(tensor.shape)}, the model expects {self.whole} channels")
-        tensor = tensor.reshaped(self.whole, *weight.shape[1:])
-        begin = offset = 0
-        for share in self.shares:
+        """This rank's channels of a weight [C, 1, W] or a bias [C], whose parts lie one behind the other or apart."""
+        part = self.parts.index(shard_id) if shard_id else None
+        shares = self.shares if part is None else self.shares[part : part + 1]
+        whole = sum(share.whole for share in shares)
+        if tensor.shape[:1] != (whole,):
+            raise ShapeMismatch(f"has shape {list(tensor.shape)}, the model expects {whole} channels")
+        tensor = tensor.reshaped(whole, *weight.shape[1:])
+        begin, offset = 0, sum(share.size for share in self.shares[:part]) if part else 0
+        for share in shares:
             weight.data[offset : offset + share.size] = tensor.narrow(0, begin + share.start, share.size)
             begin, offset = begin + share.whole, offset + share.size
 

@@ -62,6 +62,9 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Mamba2ForCausalLM": "app.models.families.mamba:Mamba2ForCausalLM",
         "MambaForCausalLM": "app.models.families.mamba:MambaForCausalLM",
         "MiniCPM3ForCausalLM": "app.models.families.minicpm3:MiniCPM3ForCausalLM",
+        "MiniMaxForCausalLM": "app.models.families.minimax_text:MiniMaxForCausalLM",
+        "MiniMaxM1ForCausalLM": "app.models.families.minimax_text:MiniMaxForCausalLM",  # as published, as the next
+        "MiniMaxText01ForCausalLM": "app.models.families.minimax_text:MiniMaxForCausalLM",
         "MiniMaxM2ForCausalLM": "app.models.families.minimax_m2:MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM": "app.models.families.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.models.families.ministral:MinistralForCausalLM",
@@ -72,6 +75,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "OPTForCausalLM": "app.models.families.opt:OPTForCausalLM",
         "Olmo2ForCausalLM": "app.models.families.olmo2:Olmo2ForCausalLM",
         "Olmo3ForCausalLM": "app.models.families.olmo2:Olmo3ForCausalLM",
+        "OlmoHybridForCausalLM": "app.models.families.olmo_hybrid:OlmoHybridForCausalLM",
         "OlmoeForCausalLM": "app.models.families.olmoe:OlmoeForCausalLM",
         "PhiMoEForCausalLM": "app.models.families.phimoe:PhimoeForCausalLM",  # as published
         "PhimoeForCausalLM": "app.models.families.phimoe:PhimoeForCausalLM",

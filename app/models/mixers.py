@@ -13,6 +13,7 @@ from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext
+from app.layers.gated_delta_net import DeltaSettings, GatedDeltaNet
 from app.layers.mamba import PARTS as MAMBA_PARTS
 from app.layers.mamba2 import Mamba2, Mamba2Settings
 from app.models.blocks import LayerPlace
@@ -47,6 +48,33 @@ def kinds_of(info: ModelInfo, default: Sequence[str], known: Iterable[str] = (LI
     if len(kinds) != info.num_layers:
         raise UnsupportedError(f"layer_types names {len(kinds)} of {info.num_layers} layers", param="model")
     return tuple(kinds)
+
+
+def every_nth_attends(info: ModelInfo, n: int) -> list[str]:
+    """Kinds of layers of which every n-th attends, from the n-th on."""
+    return [LINEAR if (i + 1) % n else FULL for i in range(info.num_layers)]
+
+
+def delta_mixer(settings: DeltaSettings) -> Mixer:
+    """Makes gated delta nets of this shape."""
+
+    def mixer(ctx: BuildContext, decoder: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+        return GatedDeltaNet(ctx, decoder.hidden_size, settings, place.cache_index)
+
+    return mixer
+
+
+def checked_delta(settings: DeltaSettings, info: ModelInfo) -> DeltaSettings:
+    """The settings, if layers can have them; UnsupportedError says what does not fit."""
+    keys, values = settings.heads.num_keys, settings.heads.num_values
+    if values % keys:
+        raise UnsupportedError(
+            f"linear_num_value_heads={values} is no multiple of linear_num_key_heads={keys}", param="model"
+        )
+    act = str(info.hf_config.get("hidden_act", "silu"))
+    if act not in ("silu", "swish"):
+        raise UnsupportedError(f"hidden_act {act!r}: convolutions know silu alone", param="model")
+    return settings
 
 
 def mamba2_mixer(settings: Mamba2Settings) -> Mixer:

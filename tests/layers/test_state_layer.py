@@ -57,6 +57,14 @@ def test_channels_of_each_part_are_shared_out() -> None:
     assert torch.equal(conv.bias.data, bias[own])
     with pytest.raises(ShapeMismatch, match="the model expects 10 channels"):
         conv.weight.weight_loader(Recorded(weight[:9]))
+    apart = ShortConv(context(), conv.shares, 4, bias=True, parts=("first", "second"))
+    for parameter, whole in ((apart.weight, weight), (apart.bias, bias)):
+        assert parameter is not None
+        parameter.weight_loader(Recorded(whole[:4]), "first")
+        parameter.weight_loader(Recorded(whole[4:]), "second")
+    assert torch.equal(apart.weight.data, weight[own, 0])
+    assert apart.bias is not None
+    assert torch.equal(apart.bias.data, bias[own])
 
 
 def test_numbers_of_heads() -> None:
@@ -112,14 +120,15 @@ def test_groups_that_ranks_cannot_share_are_refused() -> None:
         GatedGroupNorm(context(0, 2), Share(0, 6, 0, 12), 3, 1e-5)
 
 
-@pytest.mark.parametrize("norms_first", [False, True])
-def test_gated_norm_of_groups(norms_first: bool) -> None:
-    norm = GatedGroupNorm(context(), Share(0, 12, 0, 12), 3, 1e-5, norms_first=norms_first)
+@pytest.mark.parametrize(("norms_first", "sigmoid"), [(False, False), (True, False), (True, True)])
+def test_gated_norm_of_groups(norms_first: bool, sigmoid: bool) -> None:
+    norm = GatedGroupNorm(context(), Share(0, 12, 0, 12), 3, 1e-5, norms_first=norms_first, sigmoid=sigmoid)
+    activate = torch.sigmoid if sigmoid else torch.nn.functional.silu
     x, gate, factor = torch.randn(4, 12), torch.randn(4, 12), torch.rand(12)
     norm.weight.weight_loader(Recorded(factor))
-    read = x if norms_first else x * torch.nn.functional.silu(gate)
+    read = x if norms_first else x * activate(gate)
     expected = torch.nn.functional.rms_norm(read.view(4, 3, 4), (4,), None, 1e-5).view(4, 12) * factor
-    expected = expected * torch.nn.functional.silu(gate) if norms_first else expected
+    expected = expected * activate(gate) if norms_first else expected
     torch.testing.assert_close(norm(x, gate), expected)
 
 

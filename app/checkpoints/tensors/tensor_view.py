@@ -109,6 +109,21 @@ def rows_of(source: StoredTensor, choose: Callable[[torch.Tensor], torch.Tensor]
     return computed(source, lambda x: x.index_select(axis, entries[:, 0]))
 
 
+def split_heads(source: StoredTensor, num_heads: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, StoredTensor]]:
+    """The parts of a fused tensor whose rows lie head by head, each of all heads."""
+    width, first = sum(sizes.values()), 0
+    for name, size in sizes.items():
+        places = slice(first, first + size)
+
+        def choose(x: torch.Tensor, places: slice = places) -> torch.Tensor:
+            if len(x) != num_heads * width:
+                raise CheckpointError(f"{source.name} has {len(x)} rows, not {num_heads * width}", param="model")
+            return x.view(num_heads, width, *x.shape[1:])[:, places].flatten(0, 1)
+
+        yield name, rows_of(source, choose)
+        first += size
+
+
 def _outputs(source: StoredTensor) -> tuple[int, Dim]:
     output = (0, Dim("output")) if source.leaf is None else source.leaf.output
     assert output is not None, f"{source.name} has no outputs"

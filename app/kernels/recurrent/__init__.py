@@ -96,13 +96,14 @@ class DeltaHeads:
 class DeltaGates:
     """Holds what decides how much of the state a token keeps and changes, of Hv heads.
 
-    A token's decay is exp(-exp(a_log) softplus(a + dt_bias)), its rate sigmoid(b).
+    A token's decay is exp(-exp(a_log) softplus(a + dt_bias)), its rate sigmoid(b) times `rate_scale`.
     """
 
     a: torch.Tensor  # [T, Hv]
     b: torch.Tensor  # [T, Hv]
     a_log: torch.Tensor  # fp32 [Hv]
     dt_bias: torch.Tensor  # fp32 [Hv]
+    rate_scale: float = 1.0  # 2: what a token corrects may change its sign (Grazzi et al., 2024)
 
 
 @dataclass(slots=True, frozen=True)

@@ -91,7 +91,8 @@ def delta_parts(mixed: torch.Tensor, heads: DeltaHeads) -> tuple[torch.Tensor, t
 
 def delta_gates(gates: DeltaGates) -> tuple[torch.Tensor, torch.Tensor]:
     """The logarithm of the decay and the rate of each token, fp32 [T, Hv]."""
-    return -gates.a_log.exp() * F.softplus(gates.a.float() + gates.dt_bias), gates.b.float().sigmoid()
+    rate = gates.b.float().sigmoid() * gates.rate_scale
+    return -gates.a_log.exp() * F.softplus(gates.a.float() + gates.dt_bias), rate
 
 
 def gated_norm(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:

@@ -33,7 +33,7 @@ def unit_rows(b_x, EPS: tl.constexpr):
 @triton.jit
 def delta_step_kernel(
     p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_sources, p_slots, p_out,
-    stride_mixed, stride_a, stride_b, stride_gate, scale, eps,
+    stride_mixed, stride_a, stride_b, stride_gate, scale, rate_scale, eps,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     LEN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def delta_step_kernel(
         b_q = b_q * tl.rsqrt(tl.sum(b_q * b_q, 0) + EPS) * scale
         b_k = b_k * tl.rsqrt(tl.sum(b_k * b_k, 0) + EPS)
         b_a = tl.load(p_a + i_t * stride_a + i_h).to(tl.float32)
-        b_rate = tl.sigmoid(tl.load(p_b + i_t * stride_b + i_h).to(tl.float32))
+        b_rate = tl.sigmoid(tl.load(p_b + i_t * stride_b + i_h).to(tl.float32)) * rate_scale
         b_state = b_state * tl.exp(b_decay * softplus(b_a + b_bias))
         b_change = (b_v - tl.sum(b_state * b_k[None, :], 1)) * b_rate
         b_state += b_change[:, None] * b_k[None, :]
@@ -75,7 +75,7 @@ def delta_step_kernel(
 @triton.jit(do_not_specialize=["base"])  # a number of decodes, which is another one in each step
 def delta_chunk_kernel(
     p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_chunks, p_read, p_new, p_decay, base,
-    stride_mixed, stride_a, stride_b,
+    stride_mixed, stride_a, stride_b, rate_scale,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -92,7 +92,7 @@ def delta_chunk_kernel(
     b_a = tl.load(p_a + o_t * stride_a + i_h, mask=m_l, other=0.0).to(tl.float32) + tl.load(p_dt_bias + i_h)
     b_log = -tl.exp(tl.load(p_a_log + i_h)) * softplus(b_a)
     b_sum = tl.cumsum(tl.where(m_l, b_log, 0.0), 0)
-    b_rate = tl.sigmoid(tl.load(p_b + o_t * stride_b + i_h, mask=m_l, other=0.0).to(tl.float32))
+    b_rate = tl.sigmoid(tl.load(p_b + o_t * stride_b + i_h, mask=m_l, other=0.0).to(tl.float32)) * rate_scale
     m_lower = o_l[:, None] > o_l[None, :]
     b_between = tl.where(m_lower, tl.exp(tl.where(m_lower, b_sum[:, None] - b_sum[None, :], 0.0)), 0.0)
     TYPE = p_mixed.dtype.element_ty
@@ -211,7 +211,8 @@ def _few_tokens(
     delta_step_kernel[(step.num_short, heads.num_values)](
         mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, norm.gate, norm.weight, states,
         step.starts, step.sources, step.slots, out,
-        mixed.stride(0), gates.a.stride(0), gates.b.stride(0), norm.gate.stride(0), heads.key_dim**-0.5, norm.eps,
+        mixed.stride(0), gates.a.stride(0), gates.b.stride(0), norm.gate.stride(0), heads.key_dim**-0.5,
+        gates.rate_scale, norm.eps,
         HK=heads.num_keys, HV=heads.num_values, DK=heads.key_dim, DV=heads.value_dim, BK=key_tile, BV=value_tile,
         LEN=step.short_len, EPS=UNIT_EPS, num_warps=max(1, min(8, key_tile * value_tile // 2048)),
     )  # fmt: skip
@@ -236,7 +237,7 @@ def _many_tokens(
     sizes = {"HK": h.num_keys, "HV": h.num_values, "DK": h.key_dim, "DV": h.value_dim, "BK": key_tile}
     delta_chunk_kernel[(len(step.chunks), h.num_values)](
         mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, step.chunks, read, new, decay, base,
-        mixed.stride(0), gates.a.stride(0), gates.b.stride(0),
+        mixed.stride(0), gates.a.stride(0), gates.b.stride(0), gates.rate_scale,
         **sizes, BV=value_tile, L=CHUNK, EPS=UNIT_EPS, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     tile = min(value_tile, _VALUES)

@@ -18,6 +18,14 @@ from app.models.families.mixtral import MIXTRAL_NAMES
 _NAMES = [*MIXTRAL_NAMES, (r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias")]
 
 
+def with_rotary_dim(info: ModelInfo, head_dim: int) -> ModelInfo:
+    """The same model, with `rotary_dim` as the share of a head that it is."""
+    hf = info.hf_config
+    if "rotary_dim" not in hf:
+        return info
+    return replace(info, hf_config={"partial_rotary_factor": int(hf["rotary_dim"]) / head_dim, **hf})
+
+
 class MiniMaxM2ForCausalLM(CausalLM):
     """A part of each head turns: `rotary_dim`, or `partial_rotary_factor` as elsewhere. What predicts further tokens is
     left out."""
@@ -45,10 +53,7 @@ class MiniMaxM2ForCausalLM(CausalLM):
     @classmethod
     def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
         """See CausalLM.ropes."""
-        hf = info.hf_config
-        if "rotary_dim" in hf:
-            hf = {"partial_rotary_factor": int(hf["rotary_dim"]) / settings.head_dim, **hf}
-        return super().ropes(replace(info, hf_config=hf), settings, max_model_len)
+        return super().ropes(with_rotary_dim(info, settings.head_dim), settings, max_model_len)
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed, text_name
 from app.checkpoints.tensors.stacked_experts import stacked_parts
-from app.checkpoints.tensors.tensor_view import rows_of, split_rows
-from app.errors import CheckpointError, UnsupportedError
+from app.checkpoints.tensors.tensor_view import split_heads, split_rows
 from app.kernels.recurrent import DeltaHeads
-from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext
-from app.layers.gated_delta_net import DeltaSettings, GatedDeltaNet
-from app.models.blocks import Blocks, LayerPlace, grouped_query_attention, offset_rms_norm
+from app.layers.gated_delta_net import DeltaSettings
+from app.models.blocks import Blocks, grouped_query_attention, offset_rms_norm
 from app.models.decoder import CausalLM
 from app.models.decoder_settings import DecoderSettings
 from app.models.families.qwen_moe import expert_settings
-from app.models.mixers import FULL, LINEAR, ByKind, kinds_of
+from app.models.mixers import FULL, LINEAR, ByKind, checked_delta, delta_mixer, every_nth_attends, kinds_of
 
 _NAMES: list[Rule] = [(r"\.linear_attn\.", ".self_attn."), (r"\.shared_expert\.", ".shared_experts.")]
 _SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
@@ -36,20 +32,13 @@ def delta_settings(info: ModelInfo) -> DeltaSettings:
     keys, values, key_dim, value_dim = (
         int(hf.get(name, default)) for name, default in zip(_SIZES, (16, 32, 128, 128), strict=True)
     )
-    if values % keys:
-        raise UnsupportedError(
-            f"linear_num_value_heads={values} is no multiple of linear_num_key_heads={keys}", param="model"
-        )
-    if str(hf.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise UnsupportedError(f"hidden_act {hf['hidden_act']!r}: convolutions know silu alone", param="model")
     width, eps = int(hf.get("linear_conv_kernel_dim", 4)), float(hf.get("rms_norm_eps", 1e-6))
-    return DeltaSettings(DeltaHeads(keys, values, key_dim, value_dim), width, eps)
+    return checked_delta(DeltaSettings(DeltaHeads(keys, values, key_dim, value_dim), width, eps), info)
 
 
 def layer_kinds(info: ModelInfo) -> tuple[str, ...]:
     """The kind of each layer: every fourth attends, where config.json does not say."""
-    every = int(info.hf_config.get("full_attention_interval", 4))
-    return kinds_of(info, [LINEAR if (i + 1) % every else FULL for i in range(info.num_layers)])
+    return kinds_of(info, every_nth_attends(info, int(info.hf_config.get("full_attention_interval", 4))))
 
 
 class Qwen3NextForCausalLM(CausalLM):
@@ -81,12 +70,7 @@ class Qwen3NextForCausalLM(CausalLM):
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:
         """Each layer's own."""
-        delta = delta_settings(info)
-
-        def mixer(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
-            return GatedDeltaNet(ctx, settings.hidden_size, delta, place.cache_index)
-
-        mixers = {LINEAR: mixer, FULL: grouped_query_attention}
+        mixers = {LINEAR: delta_mixer(delta_settings(info)), FULL: grouped_query_attention}
         return Blocks(norm=offset_rms_norm, attention=ByKind(layer_kinds(info), mixers))
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
@@ -117,24 +101,7 @@ class Qwen3NextForCausalLM(CausalLM):
             "in_proj_ba": {"in_proj_b": each, "in_proj_a": each},
         }
         num_heads = s.num_heads if module == "q_proj" else h.num_keys
-        return [(f"{path}{part}{leaf}", one) for part, one in _parts_of_heads(tensor, num_heads, parts[module])]
-
-
-def _parts_of_heads(
-    tensor: StoredTensor, num_heads: int, sizes: Mapping[str, int]
-) -> Iterator[tuple[str, StoredTensor]]:
-    """The parts of a fused tensor whose rows lie head by head, each of all heads."""
-    width, first = sum(sizes.values()), 0
-    for name, size in sizes.items():
-        places = slice(first, first + size)
-
-        def choose(x: torch.Tensor, places: slice = places) -> torch.Tensor:
-            if len(x) != num_heads * width:
-                raise CheckpointError(f"{tensor.name} has {len(x)} rows, not {num_heads * width}", param="model")
-            return x.view(num_heads, width, *x.shape[1:])[:, places].flatten(0, 1)
-
-        yield name, rows_of(tensor, choose)
-        first += size
+        return [(f"{path}{part}{leaf}", one) for part, one in split_heads(tensor, num_heads, parts[module])]
 
 
 def _experts(info: ModelInfo) -> Any:

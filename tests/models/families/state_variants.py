@@ -38,6 +38,18 @@ JAMBA = {
     **{"expert_layer_offset": 1, "num_experts": 6, "num_experts_per_tok": 2, "mamba_d_state": 12},
     "without": ["head_dim"],
 }
+MINIMAX = {
+    **{"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 24, "num_local_experts": 6, "block_size": 16},
+    **{"full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 1.2},
+    **{"linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.3},
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+# As wide for keys as for values: transformers (5.17) saves the three convolutions in thirds, however wide they are.
+OLMO = {
+    **{**DELTA, "linear_num_key_heads": 4, "linear_key_head_dim": 24, "num_key_value_heads": 2},
+    **{"pad_token_id": 0, "rope_parameters": None, "without": ["head_dim"]},
+}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 # name: (transformers' model type, changes to the tiny configuration)
 STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS}),
@@ -72,4 +84,7 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LFM2, "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     ),
     "jamba": ("jamba", JAMBA),
+    "minimax": ("minimax", MINIMAX),
+    "olmo_hybrid": ("olmo_hybrid", OLMO),
+    "olmo_hybrid-rope": ("olmo_hybrid", {**OLMO, **ROPE, "linear_allow_neg_eigval": False}),
 }

@@ -5,9 +5,11 @@ CI takes one variant of each family, and one family in all ways; `make acceptanc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,22 @@ def test_chunks_of_any_length(name: str) -> None:
     for chunk in (1, 7, 63, 64, 65, 1000):
         logits = all_logits(Driver(str(directory), chunk=chunk, max_model_len=256), prompt)
         assert (logits - exact).abs().max() < 1e-3, f"chunk {chunk}"
+
+
+def test_minimax_as_first_published(tmp_path: Path) -> None:
+    """Other names in config.json, the same tensors."""
+    directory = directory_of("minimax")
+    config = json.loads((directory / "config.json").read_text())
+    older = {f"layernorm_{kind.replace('attn', 'attention')}_{end}": config.pop(f"{kind}_{end}_factor")
+             for kind in ("full_attn", "linear_attn", "mlp") for end in ("alpha", "beta")}  # fmt: skip
+    marks = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    older |= {"attn_type_list": marks, "architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **older}))
+    (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
+    prompt = prompts((70,))[0]
+    with torch.inference_mode():
+        exact = hf_model(directory)(torch.tensor([prompt])).logits[0]
+    assert (all_logits(Driver(str(tmp_path), max_model_len=128), prompt) - exact).abs().max() < 1e-3
 
 
 @contextmanager
