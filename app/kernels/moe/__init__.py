@@ -1,7 +1,7 @@
 """Mixture-of-experts layers: the contract that every device keeps.
 
 A gate scores the experts for each token, a few of them are chosen and weighed (`Routing`), each token's row goes
-through its experts' gated feed-forward layers (`ExpertRows`), and the rows of a token are summed with their weights,
+through its experts' feed-forward layers (`ExpertRows`), and the rows of a token are summed with their weights,
 the output of layers that every token goes through, and the residual stream. Sums have a fixed order and use no atomics
 (I6). On a GPU nothing waits for a value on the device, and every buffer has the size of its bound, so all of it can be
 captured in a CUDA graph. `reference.py` is the plain PyTorch truth and the CPU path.
@@ -69,13 +69,18 @@ class Routing(NamedTuple):
 class GLU:
     """f(g) * (u + up_offset) with f(g) = g * sigmoid(alpha * g) or a GELU; g = min(gate, limit), u = up within +-limit.
 
-    SiLU has alpha 1; GPT-OSS limit 7, alpha 1.702, up_offset 1.
+    SiLU has alpha 1; GPT-OSS limit 7, alpha 1.702, up_offset 1. "relu2" has no gate: max(u, 0)^2 (So et al., 2021).
     """
 
-    function: GatedActivation = "silu"
+    function: GatedActivation | Literal["relu2"] = "silu"
     limit: float | None = None
     alpha: float = 1.0  # of silu
     up_offset: float = 0.0
+
+    @property
+    def has_gate(self) -> bool:
+        """True if an expert's first product has gate's rows above up's."""
+        return self.function != "relu2"
 
 
 class PackedExperts(Protocol):
@@ -97,10 +102,10 @@ class ExpertWeights:
     """All experts of this rank. Gate's I rows come first, then up's: what a checkpoint interleaves is reordered when it
     is loaded."""
 
-    gate_up: torch.Tensor | PackedExperts  # [E, 2 I, C]
+    gate_up: torch.Tensor | PackedExperts  # [E, 2 I, C]; without a gate up alone, [E, I, C]
     down: torch.Tensor | PackedExperts  # [E, C, I]
     activation: GLU = field(default_factory=GLU)
-    gate_up_bias: torch.Tensor | None = None  # [E, 2 I]
+    gate_up_bias: torch.Tensor | None = None  # [E, 2 I], or as many
     down_bias: torch.Tensor | None = None  # [E, C]
     weighs_input: bool = False  # a routing weight multiplies what its expert reads, not what it gives (Llama 4)
 

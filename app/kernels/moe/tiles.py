@@ -128,7 +128,8 @@ def stored_layer_tiles(
 
 def fp8_layer_tiles(ids: torch.Tensor, num_experts: int, activation: GLU, dtype: torch.dtype) -> Fp8LayerTiles | None:
     """The tiles of products that round activations, for pairs of ids [T, K]; None: they stay as they are."""
-    if dtype == torch.float32 or nvidia_generation(ids.device) != 9 or ids.numel() < FP8_ROWS * num_experts:
+    is_few = ids.numel() < FP8_ROWS * num_experts
+    if dtype == torch.float32 or nvidia_generation(ids.device) != 9 or is_few or not activation.has_gate:
         return None
     return FP8 if activation.function == "silu" else FP8_ANY
 

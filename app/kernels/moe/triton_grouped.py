@@ -133,8 +133,13 @@ class Product:
     # [E, N or 2 N, K]; of few bits: every tensor of it with a leading dimension of experts
     weight: torch.Tensor | StoredTiles
     bias: torch.Tensor | None  # [E, N or 2 N]
-    activation: GLU | None = None  # gate and up, with their activation
+    activation: GLU | None = None  # gate and up, with their activation; None: of down
     pair_weights: torch.Tensor | None = None  # fp32 [T, K]: multiply the rows before biases
+
+    @property
+    def is_gated(self) -> bool:
+        """True if rows of gate lie above those of up."""
+        return self.activation is not None and self.activation.has_gate
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -143,7 +148,7 @@ class Product:
             num_experts, rows, size = self.weight.shape
         else:
             num_experts, rows, size = *self.weight.words.shape[:2], self.weight.size
-        return num_experts, rows // 2 if self.activation else rows, size
+        return num_experts, rows // 2 if self.is_gated else rows, size
 
     def splits(self, tile: GroupedTile) -> int:
         """Parts of K: those of the tile, if none is empty then."""
@@ -172,7 +177,7 @@ class Product:
             "N": columns, "K": size, "stride_x": rows.stride(0), "eps": eps,
             "limit": glu.limit or 0.0, "alpha": glu.alpha, "up_offset": glu.up_offset,
             "P": num_squares, "BP": next_power_of_2(num_squares), "BM": tile.rows, "BN": tile.columns,
-            "GATED": self.activation is not None, "ACT": glu.function, "HAS_LIMIT": glu.limit is not None,
+            "GATED": self.is_gated, "ACT": glu.function, "HAS_LIMIT": glu.limit is not None,
             "EVEN_N": columns % tile.columns == 0, "EVEN_K": size % given["BK"] == 0,
             "PRECISION": "ieee" if rows.dtype == torch.float32 else "tf32",
             "num_warps": tile.num_warps, **early_launch(rows.device),
@@ -185,7 +190,7 @@ class Product:
         assert weight.is_contiguous()
         itemsize = rows.element_size()
         # Each stage buffers a tile of rows and of each weight.
-        height = tile.rows + tile.columns * (2 if self.activation else 1)
+        height = tile.rows + tile.columns * (2 if self.is_gated else 1)
         stages = max(1, min(tile.num_stages, shared_memory(rows.device) // (height * tile.depth * itemsize)))
         is_descriptor = tile.tma and size * itemsize % 16 == 0
         return _NOT_STORED | {
@@ -228,7 +233,7 @@ def scan_product(product: Product, x: Activations, ids: torch.Tensor, per_row: i
     splits = product.splits(tile)
     if splits > 1:
         assert len(ids) <= tile.rows, (len(ids), tile)
-        height = columns * (2 if product.activation else 1)
+        height = columns * (2 if product.is_gated else 1)
         shares = torch.empty(splits, num_pairs, height, dtype=torch.float32, device=p_x.device)
         arrived = arrival_counters(p_x.device)
     room = next_power_of_2(num_pairs)
@@ -279,7 +284,7 @@ def _wide_product(product: Product, x: torch.Tensor, pairs: SortedPairs, per_row
         {
             "p_bias": product.bias, "p_weights": product.pair_weights, "p_order": pairs.order, "p_tiles": pairs.tiles,
             "p_num_tiles": pairs.num_tiles, "limit": glu.limit or 0.0, "alpha": glu.alpha, "up_offset": glu.up_offset,
-            "DIV": per_row, "GATED": product.activation is not None, "HAS_LIMIT": glu.limit is not None,
+            "DIV": per_row, "GATED": product.is_gated, "HAS_LIMIT": glu.limit is not None,
             **early_launch(x.device),
         },
     )  # fmt: skip

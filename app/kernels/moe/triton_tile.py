@@ -170,5 +170,8 @@ def expert_tile(
             b_up += tl.load(p_b + N, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         b_acc = gated(b_acc, b_up, limit, alpha, up_offset, ACT, HAS_LIMIT)
+    elif ACT == "relu2":
+        b_acc = tl.maximum(b_acc, 0.0)
+        b_acc *= b_acc
     p_o = p_out + b_out[:, None].to(tl.int64) * N + o_n[None, :]
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])

@@ -167,11 +167,18 @@ class ExpertLinear(QuantizedLayer):
 
 
 def gate_up(
-    ctx: BuildContext, share: ExpertShare, hidden_size: int, width: int, bias: bool, spare: int = 0
+    ctx: BuildContext,
+    share: ExpertShare,
+    hidden_size: int,
+    width: int,
+    bias: bool,
+    spare: int = 0,
+    *,
+    has_gate: bool = True,
 ) -> ExpertLinear:
-    """Gate above up, [E, 2 I, C]; `width`: an expert's, in the model."""
-    own = share.width
-    outputs = {part: Share(offset, own, share.first, width) for part, offset in (("gate_proj", 0), ("up_proj", own))}
+    """Gate above up, [E, 2 I, C], or up alone; `width`: an expert's, in the model."""
+    own, parts = share.width, ("gate_proj", "up_proj") if has_gate else ("up_proj",)
+    outputs = {part: Share(number * own, own, share.first, width) for number, part in enumerate(parts)}
     return ExpertLinear(ctx, share, outputs, Share(0, hidden_size, 0, hidden_size), bias, spare)
 
 

@@ -17,7 +17,7 @@ from app.layers.experts.expert_share import ExpertShare
 from app.layers.experts.gate import Gate
 from app.layers.experts.identity_experts import without_identity
 from app.layers.experts.settings import ExpertSettings
-from app.layers.experts.shared_experts import SharedAmongExperts, SharedExperts, num_among_experts
+from app.layers.experts.shared_experts import PlainSharedExperts, SharedAmongExperts, SharedExperts, num_among_experts
 from app.layers.layer import Layer
 from app.layers.replicated import ReplicatedLinear
 
@@ -31,9 +31,10 @@ class Experts(Layer):
         super().__init__()
         s = settings
         share = ExpertShare.of(ctx.groups, s.num_experts, s.intermediate_size, ctx.redundant_experts)
-        self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
-        self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
+        has_gate = self.activation.has_gate
+        self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias, spare, has_gate=has_gate)
+        self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
         self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
         self.group = ctx.groups.ep
         self.ops = MOE_OPS.on(ctx.device)
@@ -73,12 +74,13 @@ class ExpertMLP(Layer):
         s, num_shared = settings, num_among_experts(ctx, settings)
         self.gate = Gate(ctx, hidden_size, s, num_shared)
         self.experts = Experts(ctx, hidden_size, hidden_act, s, num_shared)
-        self.shared_experts: SharedExperts | SharedAmongExperts | None = None
+        self.shared_experts: SharedExperts | PlainSharedExperts | SharedAmongExperts | None = None
         if num_shared:
             places = self.experts.gate_up_proj, self.experts.down_proj
             self.shared_experts = SharedAmongExperts(ctx, hidden_size, s.shared_size, *places)
         elif s.shared_size:
-            self.shared_experts = SharedExperts(ctx, hidden_size, s.shared_size, hidden_act)
+            kind = SharedExperts if self.experts.activation.has_gate else PlainSharedExperts
+            self.shared_experts = kind(ctx, hidden_size, s.shared_size, hidden_act)
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
@@ -100,7 +102,7 @@ class ExpertMLP(Layer):
         return epilogue.after_experts(rows)
 
     def _shared(self, x: Activations) -> torch.Tensor | None:
-        if not isinstance(self.shared_experts, SharedExperts):
+        if self.shared_experts is None or isinstance(self.shared_experts, SharedAmongExperts):
             return None
         shared: torch.Tensor = self.shared_experts(x, PLAIN)
         if self.shared_expert_gate is None:

@@ -10,11 +10,20 @@ from app.layers.experts.settings import ExpertSettings
 from app.layers.layer import Layer
 from app.layers.linear import MergedColumnLinear, RowLinear
 from app.layers.mlp import GatedMLP
+from app.layers.plain_mlp import PlainMLP
 from app.quantization.plain import PLAIN_METHOD
 
 
 class SharedExperts(GatedMLP):
     """A feed-forward layer; its sum over the ranks is left to the layer of experts."""
+
+    def __init__(self, ctx: BuildContext, hidden_size: int, size: int, hidden_act: str) -> None:
+        super().__init__(ctx, hidden_size, size, hidden_act, bias=False)
+        self.down_proj.sums_up = False
+
+
+class PlainSharedExperts(PlainMLP):
+    """The same without a gate."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, size: int, hidden_act: str) -> None:
         super().__init__(ctx, hidden_size, size, hidden_act, bias=False)

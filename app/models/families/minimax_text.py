@@ -87,7 +87,7 @@ def _lightning(info: ModelInfo) -> LightningSettings:
 
 
 class MiniMaxForCausalLM(MixtralForCausalLM):
-    """As transformers has it (`MiniMaxForCausalLM`), and as it was first published."""
+    """Reads config.json as transformers writes it (`MiniMaxForCausalLM`), and as it was first published."""
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

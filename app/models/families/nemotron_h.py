@@ -1,4 +1,4 @@
-"""Nemotron-H: layers of one block each, Mamba 2, attention or a feed-forward layer with squared ReLU."""
+"""Nemotron-H: layers of one block each, Mamba 2, attention, or a feed-forward layer or experts with squared ReLU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import UnsupportedError
+from app.kernels.moe import GLU
 from app.layers.context import BuildContext
+from app.layers.experts.settings import ExpertSettings
 from app.layers.mamba2 import Mamba2Settings
-from app.models.blocks import Blocks, grouped_query_attention, plain_mlp
+from app.models.blocks import Blocks, gated_mlp, grouped_query_attention, plain_mlp
 from app.models.decoder import CausalLM
 from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.models.families.deepseek import sigmoid_experts
 from app.models.mixers import FULL, LINEAR, ByKind, checked, kinds_of, mamba2_mixer, mamba2_tensors
 
-_MLP = "mlp"
-_MARKS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": "moe"}
+_MLP, _MOE = "mlp", "moe"
+_MARKS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _MOE}
+_EXPERTS = {"n_routed_experts": 8, "moe_intermediate_size": 7688, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _NAMES: list[Rule] = [
     (r"^backbone\.", "model."),
     (r"^model\.embeddings\.", "model.embed_tokens."),
@@ -50,10 +54,20 @@ def _mamba(info: ModelInfo) -> Mamba2Settings:
 def _kinds(info: ModelInfo) -> tuple[str, ...]:
     marks = info.hf_config.get("hybrid_override_pattern") or ""
     default = [_MARKS.get(mark, mark) for mark in marks]
-    kinds = kinds_of(info, default, _MARKS.values())
-    if "moe" in kinds:
-        raise UnsupportedError("layers_block_type: experts without a gate (moe) are not supported", param="model")
-    return kinds
+    return kinds_of(info, default, _MARKS.values())
+
+
+def _experts(info: ModelInfo) -> ExpertSettings | None:
+    hf, layers = info.hf_config, frozenset(i for i, kind in enumerate(_kinds(info)) if kind == _MOE)
+    if not layers:
+        return None
+    for name, value in (("mlp_hidden_act", "relu2"), ("mlp_bias", False), ("moe_latent_size", None)):
+        if hf.get(name) not in (None, value):
+            raise UnsupportedError(f"{name}={hf[name]!r} beside experts is not supported", param="model")
+    settings = sigmoid_experts(info, _EXPERTS)
+    assert settings is not None
+    shared = int(hf.get("moe_shared_expert_intermediate_size", 7688)) if hf.get("n_shared_experts", 1) else 0
+    return replace(settings, layers=layers, activation=GLU("relu2"), shared_size=shared)
 
 
 class NemotronHForCausalLM(CausalLM):
@@ -78,12 +92,13 @@ class NemotronHForCausalLM(CausalLM):
             mlp_bias=bool(hf.get("mlp_bias", False)),
             norm_eps=float(hf.get("layer_norm_epsilon", 1e-5)),
             rope_types=(NO_ROPE,) * info.num_layers,
+            experts=_experts(info),
         )
 
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:
         """Each layer's own."""
-        mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp}
+        mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp, _MOE: gated_mlp}
         return Blocks(attention=ByKind(_kinds(info), mixers), layer=OneBlockLayer)
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -25,6 +25,7 @@ GLUS = {
     "silu": GLU(),
     "gelu": GLU("gelu"),
     "gelu_tanh": GLU("gelu_tanh"),
+    "relu2": GLU("relu2"),
     "clamped": GLU(limit=1.5, alpha=1.702, up_offset=1.0),
 }
 # Rules with and without a correction, which SparseMixer does not know.
@@ -62,15 +63,19 @@ def make_case(
     if routed == "padded":
         ids[torch.rand(ids.shape) < 0.3] = -1
         ids[-1] = -1
-    gate_up = torch.randn(num_experts, 2 * intermediate, hidden) / hidden**0.5
+    activation = activation or GLU()
+    rows = 2 * intermediate if activation.has_gate else intermediate
+    gate_up = torch.randn(num_experts, rows, hidden) / hidden**0.5
     down = torch.randn(num_experts, hidden, intermediate) / intermediate**0.5
-    biases = (torch.randn(num_experts, 2 * intermediate), torch.randn(num_experts, hidden)) if has_bias else (None,) * 2
-    weights = ExpertWeights(gate_up, down, activation or GLU(), *biases, weighs_input)
+    biases = (torch.randn(num_experts, rows), torch.randn(num_experts, hidden)) if has_bias else (None,) * 2
+    weights = ExpertWeights(gate_up, down, activation, *biases, weighs_input)
     return Case(torch.randn(num_tokens, hidden), Routing(ids, torch.rand(num_tokens, top_k)), weights)
 
 
 def true_glu(gate: torch.Tensor, up: torch.Tensor, activation: GLU) -> torch.Tensor:
-    """One token's activated row."""
+    """One token's activated row; without a gate `gate` is up."""
+    if activation.function == "relu2":
+        return gate.clamp(min=0) ** 2
     if activation.limit is not None:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     if activation.function == "gelu":

@@ -32,6 +32,11 @@ NEMOTRON = {
     **{"mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16},
     **{"conv_kernel": 4, "hybrid_override_pattern": "M-*M-", "without": ["num_hidden_layers"]},
 }
+NEMOTRON_EXPERTS = {
+    **{"hybrid_override_pattern": "ME*ME", "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2},
+    **{"topk_group": 1, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56},
+    "routed_scaling_factor": 1.5,
+}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
 JAMBA = {
     **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "expert_layer_period": 2},
@@ -75,6 +80,7 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GRANITE, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "nemotron_h": ("nemotron_h", NEMOTRON),
+    "nemotron_h-experts": ("nemotron_h", {**NEMOTRON, **NEMOTRON_EXPERTS}),
     "falcon_h1": ("falcon_h1", FALCON_H1),
     "falcon_h1-norms": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
