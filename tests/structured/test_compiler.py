@@ -12,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
+from app import limited_process
 from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError, OverloadedError
 from app.structured import compiler as compiler_module
-from app.structured import sandboxed_compile as sandbox_module
 from app.structured.compiler import GrammarCompiler
 from app.structured.limits import GrammarLimits
 from app.structured.masks import MIN_PARALLEL, fill_masks
@@ -327,7 +327,7 @@ def test_a_starved_sandbox_is_no_verdict(compiler: GrammarCompiler, monkeypatch:
     process = compiler._sandbox._process
     assert process is not None
     with monkeypatch.context() as patch:
-        patch.setattr(sandbox_module, "PATIENCE", 0.01)
+        patch.setattr(limited_process, "PATIENCE", 0.01)
         psutil.Process(process._child.pid).suspend()
         with pytest.raises(OverloadedError, match="too busy to try the grammar; try later"):
             compiler.matcher(spec)

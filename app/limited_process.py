@@ -1,0 +1,139 @@
+"""A process of its own for what a client's input makes dangerous: limits on memory and time, and it may be killed.
+
+Requests and answers are bytes, one answer for each request, over the process's standard input and output. The parent's
+half is `LimitedProcess`, the process's own `serve`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S = 60.0  # for a process to come up, on a machine that is busy with something else
+# The time limit counts the process's own CPU time, or a busy machine would refuse what is easy; and so many times as
+# much on the clock.
+PATIENCE = 10
+TOO_BUSY = "the machine is too busy"  # says nothing of the request, so nobody remembers it
+ORPHAN_S = 30  # a request that nobody waits for any more, as the parent is gone, ends the process after so long
+_READY = b"ready"
+_LENGTH_BYTES = 8
+_PIECE_BYTES = 1 << 20
+
+
+class LimitedProcess:
+    """One child process, `python -m module arguments`, which is asked one thing at a time."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], memory_bytes: int, environment: Mapping[str, str] | None = None
+    ) -> None:
+        inherited = os.environ if environment is None else environment
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._memory_bytes = memory_bytes
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", module, str(memory_bytes), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+        self._is_ready = False
+
+    def wait_ready(self) -> bool:
+        """Waits until it has started; True if it can be asked."""
+        if self._child.poll() is not None:
+            return False
+        if not self._is_ready:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            self._is_ready = self._read_answer(lambda: deadline - time.monotonic()) == _READY
+        return self._is_ready
+
+    def ask(self, request: bytes, timeout_s: float) -> tuple[bytes, str | None]:
+        """(answer, None), or (b"", what happened) when there is none and the process is of no use any more."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little"))
+            self._child.stdin.write(request)
+            self._child.stdin.flush()
+        until_cpu_s, until = self._cpu_s() + timeout_s, time.monotonic() + PATIENCE * timeout_s
+        try:
+            answer = self._read_answer(lambda: min(until_cpu_s - self._cpu_s(), until - time.monotonic()))
+        except EOFError:
+            return b"", f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
+        if answer is None:
+            is_proven = until_cpu_s <= self._cpu_s()
+            return b"", f"takes more than {timeout_s:g} s" if is_proven else TOO_BUSY
+        return answer, None
+
+    def _cpu_s(self) -> float:
+        """CPU time that the child has taken; 0 once it is gone, which its pipe tells."""
+        try:
+            times = psutil.Process(self._child.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    def _read_answer(self, left_s: Callable[[], float]) -> bytes | None:
+        """The next answer; None when no time is left, EOFError when the process has ended."""
+        stdout = self._child.stdout
+        assert stdout is not None
+        read, wanted = bytearray(), _LENGTH_BYTES
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while len(read) < wanted:
+                left = left_s()
+                if left <= 0:
+                    return None
+                if not selector.select(left):
+                    continue
+                piece = os.read(stdout.fileno(), _PIECE_BYTES)
+                if not piece:
+                    raise EOFError
+                read += piece
+                if wanted == _LENGTH_BYTES <= len(read):
+                    wanted += int.from_bytes(read[:_LENGTH_BYTES], "little")
+        return bytes(read[_LENGTH_BYTES:])
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def serve(memory_bytes: int, answer: Callable[[bytes], bytes]) -> None:
+    """Answer requests until the input ends, in a process that has loaded what it needs: `memory_bytes` are what it may
+    take beyond that."""
+    limit = psutil.Process().memory_info().vms + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(5)  # the engine's steps come first where cores are few
+    _write(_READY)
+    while length := sys.stdin.buffer.read(_LENGTH_BYTES):
+        request = sys.stdin.buffer.read(int.from_bytes(length, "little"))
+        signal.alarm(ORPHAN_S)
+        _write(answer(request))
+        signal.alarm(0)
+
+
+def _write(answer: bytes) -> None:
+    out = sys.stdout.buffer
+    out.write(len(answer).to_bytes(_LENGTH_BYTES, "little"))
+    out.write(answer)
+    out.flush()
