@@ -33,6 +33,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         # The host half: no torch (I8).
         ("app.checkpoints", "app.structured"),
         ("app.records",),
+        ("app.media",),
         ("app.text", "app.beams", "app.engine.kv_connector"),
         ("app.engine.kv_cache",),
         ("app.engine.scheduler",),

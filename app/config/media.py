@@ -1,0 +1,43 @@
+"""The limits of pictures that requests bring: the section `media` of the ingress."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from app.config.frozen import Frozen
+
+
+class MediaConfig(Frozen):
+    """Pictures: what one may be, what reading it may take, and from where it may be fetched."""
+
+    max_image_bytes: int = Field(20 << 20, ge=1, description="Largest file of one picture.")
+    max_image_pixels: int = Field(
+        33_000_000, ge=1, le=1 << 28, description="Most pixels of one picture, by its header: before it is decoded."
+    )
+    max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
+    max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
+    decode_timeout_s: float = Field(
+        2.0, gt=0, description="CPU time that decoding one picture may take; it is refused and its process killed then."
+    )
+    decode_memory_bytes: int = Field(1 << 30, ge=64 << 20, description="Memory that decoding one picture may take.")
+    max_decoders: int = Field(
+        2, ge=1, le=64, description="Processes that decode pictures, each started when it is needed first."
+    )
+    cache_bytes: int = Field(
+        64 << 20, ge=0, description="Memory for pictures that were decoded, which a request that shows one again finds."
+    )
+    allowed_media_domains: tuple[str, ...] = Field(
+        (),
+        description="Hosts that pictures may be fetched from over http and https, each by its whole name; with none, "
+        "requests bring pictures as data URLs only.",
+    )
+    fetch_timeout_s: float = Field(5.0, gt=0, description="Longest that fetching one picture may take, in seconds.")
+    max_redirects: int = Field(3, ge=0, le=16, description="Most redirects that are followed, each to an allowed host.")
+
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _as_looked_up(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        for domain in domains:
+            if not domain or any(mark in domain for mark in "/:@*?#% "):
+                raise ValueError(f"{domain!r} is not the name of a host, such as images.example.org")
+        return tuple(domain.rstrip(".").lower() for domain in domains)

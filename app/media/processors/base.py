@@ -1,0 +1,111 @@
+"""The contract of processors: from a picture's pixels to those that the model's encoder reads, and its tokens.
+
+They do what transformers' image processors do before they normalise, with Pillow and NumPy alone. One is made of plain
+settings, so that it can be made again in the process that decodes; `layout` needs no pixels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from app.checkpoints.fields.kinds import FLAG, Kind, check, whole
+from app.errors import CheckpointError
+
+Pixels = npt.NDArray[np.uint8]
+Size = tuple[int, int]  # width and height
+Detail = Literal["auto", "low", "high", "original"]
+SIDE = whole(1, 1 << 14)
+COUNT = whole(1, 1 << 16)
+AREA = whole(1, 1 << 28)
+LOW_SIDE = 512  # what `detail: low` leaves of a picture, in pixels along a side
+
+
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """One picture as the encoder reads it: its size once it is resized, its grid of patches, and its tokens."""
+
+    size: Size
+    grid: tuple[int, int, int]  # frames or tiles, rows, columns
+    runs: tuple[tuple[str, int], ...]  # its tokens: texts of single tokens, each so many times
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it takes in a prompt, where each text is one."""
+        return sum(count for _, count in self.runs)
+
+
+class Processor(ABC):
+    """One checkpoint's processor. `settings` are what `settings_of` made of its files, or of a request's options."""
+
+    options: ClassVar[Mapping[str, Kind]] = {}  # settings that a configuration or a request may give
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = dict(settings)
+        self.placeholder = str(settings["placeholder"])  # the text of the token that stands for a piece of a picture
+
+    @classmethod
+    @abstractmethod
+    def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings from the files of a checkpoint: of its processor, and config.json. CheckpointError names a field."""
+
+    @abstractmethod
+    def layout(self, size: Size) -> Layout:
+        """Lays out a picture of this size; InvalidRequestError for one that the model does not take."""
+
+    @abstractmethod
+    def pixels(self, image: Pixels, layout: Layout) -> Pixels:
+        """The pixels that the encoder reads, in its own order, of a picture [H, W, 3] of that layout."""
+
+    @property
+    def written(self) -> str:
+        """The text that chat templates write where a picture goes."""
+        return self.placeholder
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and behind a picture's tokens, which become one text with what the prompt says there."""
+        return "", ""
+
+    def low(self) -> dict[str, Any]:
+        """The settings for `detail: low`; the same where pictures are all of one size."""
+        return self.settings
+
+
+def resized(image: Pixels, size: Size, resample: int) -> Pixels:
+    """A picture [H, W, 3] at another size, by one of Pillow's filters."""
+    if image.shape[1::-1] == size:
+        return image
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling(resample)))
+
+
+def channels_first(image: Pixels) -> Pixels:
+    """[H, W, 3] -> [3, H, W]."""
+    return image.transpose(2, 0, 1)
+
+
+COMMON: Mapping[str, Kind] = {"resample": whole(0, 5), "do_resize": FLAG, "do_convert_rgb": FLAG}
+
+
+def checked(own: Mapping[str, Any], kinds: Mapping[str, Kind], what: str = "the image processor") -> None:
+    """CheckpointError where a file's settings are of the wrong kind, or ask for pictures as they come."""
+    check(own, {**COMMON, **kinds}, what)
+    if own.get("do_resize") is False:
+        raise CheckpointError(f"{what}: do_resize=false is not supported", param="model")
+
+
+def side_of(size: Any, *names: str) -> int | None:
+    """A number out of a `size` as files write it: {"height": 336, "width": 336}, {"shortest_edge": 336} or 336."""
+    found = (
+        size if isinstance(size, int) else next((size[name] for name in names if name in size), None) if size else None
+    )
+    if found is None:
+        return None
+    check({"size": found}, {"size": AREA}, "the image processor")
+    return int(found)

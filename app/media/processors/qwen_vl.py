@@ -1,0 +1,83 @@
+"""Pictures of Qwen2-VL, 2.5-VL, 3-VL: both sides are whole groups of patches, each of which becomes one token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from app.checkpoints.fields.kinds import Kind
+from app.errors import InvalidRequestError
+from app.media.processors.base import (
+    AREA,
+    COUNT,
+    LOW_SIDE,
+    SIDE,
+    Layout,
+    Pixels,
+    Processor,
+    Size,
+    checked,
+    resized,
+    side_of,
+)
+
+MAX_RATIO = 200  # of the sides
+
+
+class QwenVLProcessor(Processor):
+    """Prepares as transformers' Qwen2VLImageProcessor does, which all of them share."""
+
+    options: ClassVar[Mapping[str, Kind]] = {"min_pixels": AREA, "max_pixels": AREA}
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self._patch, self._merge = settings["patch_size"], settings["merge_size"]
+        self._least, self._most = settings["min_pixels"], settings["max_pixels"]
+
+    @classmethod
+    def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
+        """See Processor."""
+        checked(own, {"patch_size": SIDE, "merge_size": COUNT, **cls.options})
+        vision = hf.get("vision_config") or {}
+        size = own.get("size")
+        return {
+            "patch_size": int(own.get("patch_size") or vision.get("patch_size") or 14),
+            "merge_size": int(own.get("merge_size") or vision.get("spatial_merge_size") or 2),
+            "min_pixels": int(own.get("min_pixels") or side_of(size, "shortest_edge", "min_pixels") or 56 * 56),
+            "max_pixels": int(own.get("max_pixels") or side_of(size, "longest_edge", "max_pixels") or 28 * 28 * 1280),
+            "resample": int(own.get("resample", 3)),
+        }
+
+    def layout(self, size: Size) -> Layout:
+        """See Processor."""
+        width, height = size
+        if max(size) > MAX_RATIO * min(size):
+            raise InvalidRequestError(f"has {width} x {height} pixels; one side may be {MAX_RATIO} times the other")
+        group = self._patch * self._merge
+        wide, high = self._whole(width, group), self._whole(height, group)
+        if wide * high > self._most:
+            shrink = math.sqrt(width * height / self._most)
+            wide, high = (max(group, math.floor(side / shrink / group) * group) for side in size)
+        elif wide * high < self._least:
+            grow = math.sqrt(self._least / (width * height))
+            wide, high = (math.ceil(side * grow / group) * group for side in size)
+        grid = 1, high // self._patch, wide // self._patch
+        return Layout((wide, high), grid, ((self.placeholder, math.prod(grid) // self._merge**2),))
+
+    @staticmethod
+    def _whole(side: int, group: int) -> int:
+        return round(side / group) * group
+
+    def pixels(self, image: Pixels, layout: Layout) -> Pixels:
+        """[H, W, 3] -> [patches, 3, patch, patch]; patches of one token follow each other."""
+        _, rows, columns = layout.grid
+        patch, merge = self._patch, self._merge
+        image = resized(image, layout.size, self.settings["resample"])
+        cut = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
+
+    def low(self) -> dict[str, Any]:
+        """See Processor."""
+        most = min(self._most, LOW_SIDE**2)
+        return {**self.settings, "max_pixels": most, "min_pixels": min(self._least, most)}

@@ -1,0 +1,74 @@
+"""Reads pictures: a file in, pixels and identity out, each file once as long as it is remembered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.config.media import MediaConfig
+from app.errors import InvalidRequestError, OverloadedError
+from app.media.decoders import Decoded, Decoders
+from app.media.header import Header, read_header
+from app.media.picture import Picture, PictureCache, digest_of
+from app.media.processors.base import Layout, Processor
+
+
+class MediaReader:
+    """All pictures of one process go through one. `key` is the cluster's secret: identities are the same everywhere.
+
+    May be called from any thread. Messages of errors go on behind the name of a field (`in_field`).
+    """
+
+    def __init__(self, config: MediaConfig, key: bytes) -> None:
+        self.config = config
+        self._key = key
+        self._decoders = Decoders(config)
+        self._cache = PictureCache(config.cache_bytes)
+
+    def header(self, data: bytes) -> Header:
+        """The header of a file that may be decoded; see `read_header`."""
+        return read_header(data, self.config.max_image_pixels, self.config.max_image_side)
+
+    def layout(self, data: bytes, processor: Processor) -> Layout:
+        """A file's place in a prompt by its header alone: one that lies on its side may differ."""
+        header = self.header(data)
+        return processor.layout((header.width, header.height))
+
+    def read(self, data: bytes, family: str, processor: Processor, tenant: str = "") -> Picture:
+        """The picture in a file, as a processor of this family prepares it for a tenant. Blocks on a process.
+
+        InvalidRequestError says what is wrong with the file, OverloadedError that nobody could look.
+        """
+        header = self.header(data)
+        asked = self._named(family, processor, tenant)
+        file = digest_of(self._key, [b"file", *asked, data])
+        found = self._cache.get(file)
+        if found is not None:
+            return found
+        picture = self._picture(self._decoders.decode(data, header, family, processor.settings), processor, asked)
+        self._cache.add(file, picture)
+        return picture
+
+    def _named(self, family: str, processor: Processor, tenant: str) -> list[bytes]:
+        """Returns whose it is and all that decides what its pixels become."""
+        return [tenant.encode(), family.encode(), json.dumps(processor.settings, sort_keys=True).encode()]
+
+    def _picture(self, decoded: Decoded, processor: Processor, asked: list[bytes]) -> Picture:
+        layout = processor.layout(decoded.size)
+        sizes = json.dumps([decoded.size, layout.grid, decoded.shape]).encode()
+        digest = digest_of(self._key, [b"image", *asked, sizes, decoded.pixels])
+        return Picture(digest, layout, decoded.shape, decoded.pixels)
+
+    def close(self) -> None:
+        """End the processes that decode; idempotent."""
+        self._decoders.close()
+
+
+@contextmanager
+def in_field(field: str) -> Iterator[None]:
+    """Errors from inside the block name the field that a picture came in."""
+    try:
+        yield
+    except (InvalidRequestError, OverloadedError) as error:
+        raise type(error)(f"{field} {error.message}", param=field) from None

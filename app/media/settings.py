@@ -1,0 +1,24 @@
+"""Reads the settings of the image processor that a checkpoint was trained with, from its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.checkpoints.json_file import read_object
+from app.errors import CheckpointError
+
+
+def read_settings(directory: Path) -> Mapping[str, Any]:
+    """The processor's settings: of processor_config.json, as newer files have them, over preprocessor_config.json.
+
+    What the newer file says of prompts (tokens of a picture, its patches) is beside what it says of the pixels.
+    CheckpointError names an unreadable file.
+    """
+    older = read_object(directory / "preprocessor_config.json", optional=True)
+    newer = read_object(directory / "processor_config.json", optional=True)
+    pixels = newer.pop("image_processor", {})
+    if not isinstance(pixels, Mapping):
+        raise CheckpointError(f"{directory}/processor_config.json: image_processor is no object", param="model")
+    return {name: value for name, value in {**newer, **older, **pixels}.items() if value is not None}

@@ -1,0 +1,50 @@
+"""A picture's file out of a data URL, and what kind of URL a request brings."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+from app.errors import InvalidRequestError, UnsupportedError
+
+_MAX_TYPE_CHARS = 256
+
+
+def is_fetched(url: str) -> bool:
+    """True if the picture lies on another server."""
+    return url[:8].lower().startswith(("http://", "https://"))
+
+
+def file_of(url: str, max_bytes: int) -> bytes:
+    """The bytes of a data URL. UnsupportedError for another kind of URL, InvalidRequestError where it is malformed or
+    holds too many bytes; the messages go on behind the name of the field."""
+    if url[:5].lower() != "data:":
+        kind = url.partition(":")[0][:32] if ":" in url[:33] else ""
+        raise UnsupportedError(f"is no data URL and none of http or https{f', but of {kind!r}' if kind else ''}")
+    head, comma, payload = url[5:].partition(",") if "," in url[: 5 + _MAX_TYPE_CHARS] else ("", "", "")
+    if not comma:
+        raise InvalidRequestError("is no data URL: it has no comma before the picture, as in data:image/png;base64,...")
+    if not head.lower().rstrip().endswith(";base64"):
+        check_bytes(len(payload) // 3, max_bytes)
+        data = unquote_to_bytes(payload)
+        check_bytes(len(data), max_bytes)
+        return data
+    return from_base64(payload, max_bytes)
+
+
+def from_base64(text: str, max_bytes: int) -> bytes:
+    """The bytes that a text stands for; errors as those of `file_of`."""
+    check_bytes(len(text) // 4 * 3 - 2, max_bytes)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError("is not base64") from None
+    check_bytes(len(data), max_bytes)
+    return data
+
+
+def check_bytes(num_bytes: int, max_bytes: int) -> None:
+    """InvalidRequestError for a file that is too large."""
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(f"has {num_bytes} bytes; a picture may have {max_bytes}")

@@ -1,0 +1,99 @@
+"""Reading pictures in processes that may be killed: what comes back, what is remembered, what bad files cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from PIL import Image
+
+from app import limited_process
+from app.config.media import MediaConfig
+from app.errors import InvalidRequestError
+from app.media import decoders
+from app.media.processors.qwen_vl import QwenVLProcessor
+from app.media.reader import MediaReader, in_field
+from tests import limits
+from tests.media.pictures import file_of, picture
+
+SETTINGS = {**QwenVLProcessor.settings_of({}, {}), "placeholder": "<|image_pad|>"}
+PROCESSOR = QwenVLProcessor(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[MediaReader]:
+    config = MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=1, max_image_side=20_000)
+    reader = MediaReader(config, b"k" * 32)
+    assert not psutil.Process().children(), "nothing starts before the first picture"
+    yield reader
+    reader.close()
+
+
+def test_identity_is_of_pixels_settings_and_tenant(reader: MediaReader) -> None:
+    image = picture(90, 60)
+    first = reader.read(file_of(image), "qwen_vl", PROCESSOR)
+    again = reader.read(file_of(image, compress_level=1), "qwen_vl", PROCESSOR)
+    assert (first.layout.grid, first.shape) == ((1, 4, 6), (24, 3, 14, 14))
+    assert len(first.pixels) == 24 * 588
+    assert again.digest == first.digest, "another file of the same pixels"
+    wider = QwenVLProcessor({**SETTINGS, "max_pixels": SETTINGS["max_pixels"] - 1})
+    others = [
+        reader.read(file_of(picture(90, 60, seed=1)), "qwen_vl", PROCESSOR),
+        reader.read(file_of(image.resize((91, 60))), "qwen_vl", PROCESSOR),
+        reader.read(file_of(image), "qwen_vl", wider),
+        reader.read(file_of(image), "qwen_vl", PROCESSOR, "tenant"),
+    ]
+    assert len({first.digest, *(other.digest for other in others)}) == 5
+    lying = Image.Exif()
+    lying[0x0112] = 6
+    turned = reader.read(file_of(image, "JPEG", exif=lying), "qwen_vl", PROCESSOR)
+    assert turned.layout.grid == (1, 6, 4)
+
+
+def test_a_file_that_came_before_is_not_decoded_again(reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file_of(picture(64, 64, seed=7))
+    first = reader.read(data, "qwen_vl", PROCESSOR)
+    monkeypatch.setattr(decoders.Decoders, "decode", None)
+    assert reader.read(data, "qwen_vl", PROCESSOR) is first
+    with pytest.raises(TypeError):
+        reader.read(data, "qwen_vl", PROCESSOR, "another tenant")
+
+
+def test_a_picture_that_is_too_much_costs_a_process() -> None:
+    large = Image.new("L", (5000, 5000))
+    config = MediaConfig(decode_memory_bytes=64 << 20, decode_timeout_s=limits.patience_s(), max_image_pixels=1 << 26)
+    small = MediaReader(config, b"k")
+    try:
+        others = set(psutil.Process().children())
+        small.read(file_of(picture()), "qwen_vl", PROCESSOR)
+        (before,) = set(psutil.Process().children()) - others
+        with (
+            pytest.raises(InvalidRequestError, match=r"messages.0 is too much work: .* 64 MiB"),
+            in_field("messages.0"),
+        ):
+            small.read(file_of(large), "qwen_vl", PROCESSOR)
+        assert not before.is_running()
+        assert small.read(file_of(picture(seed=3)), "qwen_vl", PROCESSOR)
+    finally:
+        small.close()
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts the process's own time, of which this picture takes a hundred times as much."""
+    monkeypatch.setattr(limited_process, "PATIENCE", 1e9)
+    hasty = MediaReader(MediaConfig(decode_timeout_s=limits.scaled_s(1e-3)), b"k")
+    try:
+        with pytest.raises(InvalidRequestError, match="too much work: decoding it takes more than "):
+            hasty.read(file_of(Image.new("RGB", (2500, 2500))), "qwen_vl", PROCESSOR)
+    finally:
+        hasty.close()
+
+
+def test_a_malformed_file_costs_nothing(reader: MediaReader) -> None:
+    data = file_of(picture(64, 64), "JPEG")
+    before = [child.pid for child in psutil.Process().children()]
+    with pytest.raises(InvalidRequestError, match=r"JPEG is malformed: .*truncated"):
+        reader.read(data[:-200], "qwen_vl", PROCESSOR)
+    assert [child.pid for child in psutil.Process().children()] == before
+    assert reader.read(data, "qwen_vl", PROCESSOR)
