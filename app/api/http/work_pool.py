@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -41,6 +42,9 @@ ENOUGH_CHARS = 1 << 17  # what is larger than that is large, and not measured fu
 INLINE_S = 2e-3  # what an event loop may do itself
 TRY_AGAIN_S = 0.5  # whether a full pool has room by now
 LONG_S = 0.05  # from here on, work is long: one thread is kept free of it
+# After so long a thread gives the interpreter to another that waits; Python's own 5 ms would hold the event loop up as
+# long at each of the dozens of turns that a request takes there.
+SWITCH_S = 1e-3
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -92,6 +96,7 @@ class WorkPool:
     """
 
     def __init__(self, num_threads: int = 0, max_waiting: int = 4096, max_waiting_per_tenant: int = 2048) -> None:
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         self._num_threads = num_threads or min(8, max(2, os.cpu_count() or 1))
         self._max_waiting = max_waiting
         self._max_waiting_per_tenant = max_waiting_per_tenant
