@@ -45,6 +45,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.layers",),
         ("app.models",),
         ("app.models.families",),
+        ("app.models.multimodal",),
         ("app.models.drafters",),
         ("app.loading",),
         ("app.worker.rows", "app.worker.attention"),

@@ -120,7 +120,10 @@ class ModelInfo:
     def of(cls, config: EngineConfig) -> ModelInfo:
         """The description of a configuration's model; CheckpointError says why there is none."""
         info = cls.from_directory(config.model, config.revision, config.download_dir)
-        return replace(info, impl=config.model_impl)
+        fields = info.hf_config
+        if config.language_model_only:  # what sees is as if it were not there
+            fields = {name: value for name, value in fields.items() if name != "vision_config"}
+        return replace(info, impl=config.model_impl, hf_config=fields)
 
     @classmethod
     def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:

@@ -146,6 +146,22 @@ class EngineConfig(Frozen):
         "of an answer are the same with and without.",
     )
 
+    language_model_only: bool = Field(
+        False, description="Of a model that sees, load and serve the text part alone: it takes less memory."
+    )
+    encoder_cache_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        description="Memory of each worker for what the encoder made of pictures, so that those that come again are "
+        "not encoded again. Of a model that sees.",
+    )
+    max_item_tokens: int = Field(
+        16_384,
+        ge=1,
+        description="Most tokens that one picture or video may take; a larger one is refused. Memory for encoding one "
+        "is kept on a GPU.",
+    )
+
     enable_lora: bool = Field(False, description="Serve low-rank adapters (LoRA) of the model beside it.")
     max_loras: int = Field(4, ge=1, le=1024, description="Adapters that one step may compute with (enable_lora).")
     max_cpu_loras: int = Field(

@@ -105,12 +105,19 @@ class EngineCore:
             num_stages=self.config.pipeline_parallel_size,
             prompt_time=self._prompt_time(worker_info),
             max_adapters=self.config.max_loras if self.config.enable_lora else 0,
+            encoder_tokens=worker_info.encoder_tokens,
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
         self._admission = Admission(
             kv,
-            RequestBounds(self.info.vocab_size, self.info.eos_token_ids, max_model_len, pooling=pooling),
+            RequestBounds(
+                self.info.vocab_size,
+                self.info.eos_token_ids,
+                max_model_len,
+                pooling=pooling,
+                max_item_tokens=self.config.max_item_tokens if worker_info.encoder_tokens else 0,
+            ),
             model=model_revision(self.info, self.config),
             block_hash_key=self._block_hash_key,
             grammars=self._grammars,

@@ -17,6 +17,10 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "silu": F.silu,
     "swish": F.silu,
@@ -24,6 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
     "tanh": torch.tanh,

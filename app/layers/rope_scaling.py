@@ -22,6 +22,7 @@ import torch
 
 from app.errors import CheckpointError, UnsupportedError
 
+NUM_AXES = 3  # coordinates of a token in what a prompt shows
 Frequencies = tuple[torch.Tensor, float]  # inverse frequencies fp32 [D / 2], factor of cosines and sines
 
 
@@ -60,7 +61,7 @@ class RopeSettings:
             raise UnsupportedError(f"partial_rotary_factor {partial} rotates {dim} of {head_dim}", param="model")
         theta = number_of("rope_theta", either("rope_theta", 10000.0))
         rope_type = str(parameters.get("rope_type", parameters.get("type", "default")))
-        rope_type = {"su": "longrope"}.get(rope_type, rope_type)  # its name in older configurations
+        rope_type = {"su": "longrope", "mrope": "default"}.get(rope_type, rope_type)  # names in older configurations
         if rope_type not in ROPE_TYPES:
             known = ", ".join(sorted(ROPE_TYPES))
             raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
@@ -91,6 +92,24 @@ class RopeSettings:
         positions = torch.arange(num_positions, dtype=torch.float32, device="cpu") + self.number("first_position", 0)
         turns = torch.floor(positions / original)
         return 1 + self.number("llama_4_scaling_beta") * torch.log(1 + turns)
+
+    def axes(self) -> torch.Tensor | None:
+        """Finds which coordinate each of the D / 2 frequencies rotates by, int64: frame, row or column of a picture
+        (M-RoPE: Wang et al., "Qwen2-VL", 2024); None: a position is one number."""
+        sections = self.parameters.get("mrope_section")
+        if sections is None:
+            return None
+        if not isinstance(sections, Sequence) or len(sections) != NUM_AXES or sum(sections) != self.dim // 2:
+            raise CheckpointError(
+                f"config.json: mrope_section is {sections!r:.80}, not {NUM_AXES} numbers with the sum {self.dim // 2}",
+                param="model",
+            )
+        axes = torch.arange(NUM_AXES, device="cpu").repeat_interleave(torch.tensor(sections, device="cpu"))
+        if self.parameters.get("mrope_interleaved"):  # they take turns, as far as each goes; the rest is the first's
+            axes.zero_()
+            for axis in range(1, NUM_AXES):
+                axes[axis : sections[axis] * NUM_AXES : NUM_AXES] = axis
+        return axes
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number of the settings; CheckpointError when it is required and missing."""

@@ -15,6 +15,9 @@ from app.kernels.fused.reference import rotate
 from app.layers.context import ForwardContext
 from app.layers.rope_scaling import RopeSettings
 
+# Positions to rotate by, where they are not the tokens' own: int64 [T] or [T, 3] among what features bring.
+ROPE_POSITIONS = "rope_positions"
+
 
 @dataclass(slots=True, frozen=True)
 class Rotation:
@@ -39,16 +42,26 @@ class RotaryEmbedding:
         self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)
         self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
         scales = settings.query_scales(max_model_len)
+        axes = settings.axes()
+        self.axes = None if axes is None else axes.repeat(2).to(device)  # [D]
         self.query_scales = None if scales is None else scales.to(device=device, dtype=dtype)
 
     def of_step(self, ctx: ForwardContext) -> Rotation:
         """Angles of the step's tokens: gathered when the first layer asks."""
         rotation: Rotation | None = ctx.memo.get(self)
         if rotation is None:
-            ctx.memo[self] = rotation = self.at(ctx.positions)
+            positions = ctx.positions if self.axes is None else ctx.inputs.get(ROPE_POSITIONS, ctx.positions)
+            ctx.memo[self] = rotation = self.at(positions)
         return rotation
 
     def at(self, positions: torch.Tensor) -> Rotation:
-        """Angles of the step's tokens, positions int64 [T]."""
+        """Angles of the step's tokens, positions int64 [T], or [T, 3] where each has three coordinates."""
+        if positions.ndim > 1:
+            return self._of_axes(positions)
         scale = None if self.query_scales is None else self.query_scales[positions].view(-1, 1, 1)
         return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), scale)
+
+    def _of_axes(self, positions: torch.Tensor) -> Rotation:
+        assert self.axes is not None
+        chosen = self.axes.expand(len(positions), 1, -1)  # of [T, 3, D], along the coordinates
+        return Rotation(self.cos[positions].gather(1, chosen), self.sin[positions].gather(1, chosen))

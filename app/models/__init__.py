@@ -82,9 +82,13 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Phi3ForCausalLM": "app.models.families.phi3:Phi3ForCausalLM",
         "PhiForCausalLM": "app.models.families.phi:PhiForCausalLM",
         "Qwen2ForCausalLM": "app.models.families.qwen2:Qwen2ForCausalLM",
+        "Qwen2VLForConditionalGeneration": "app.models.multimodal.qwen2_vl:Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration": "app.models.multimodal.qwen2_vl:Qwen2_5_VLForConditionalGeneration",
         "Qwen2MoeForCausalLM": "app.models.families.qwen_moe:Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM": "app.models.families.qwen_moe:Qwen3MoeForCausalLM",
         "Qwen3NextForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
+        "Qwen3VLForConditionalGeneration": "app.models.multimodal.qwen3_vl:Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration": "app.models.multimodal.qwen3_vl:Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
         "Qwen3_5ForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
         "Qwen3_5MoeForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",

@@ -23,6 +23,7 @@ from app.layers.layer import Layer
 from app.layers.replicated import ReplicatedLinear, ReplicatedTable
 from app.layers.rope_scaling import RopeSettings
 from app.layers.rotary import RotaryEmbedding
+from app.layers.shown import Shown
 from app.layers.vocab import LMHead, VocabEmbedding
 from app.models.base import EngineModel
 from app.models.blocks import Blocks, LayerPlace
@@ -75,30 +76,37 @@ class Decoder(Layer):
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
-        x = self._embed(input_ids, ctx.positions) if ctx.hidden is None else ctx.hidden
+        x = self._embed(input_ids, ctx) if ctx.hidden is None else ctx.hidden
         for rotary in self.rotaries.values():
             rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         calls = layers if self.offload is None else self.offload.begin()
+        shown = Shown.of(ctx)
         for index, call, next_norm in zip(self.indices, calls, norms[1:], strict=True):
             ctx.keep(index, x)
-            normed, x = call(normed, x, next_norm, ctx)
+            if index < shown.num_deep:  # features are added between the layer and the next one's norm
+                _, x = call(normed, x, None, ctx)
+                x = shown.add(index, x)
+                normed = x if next_norm is None else next_norm(x)
+            else:
+                normed, x = call(normed, x, next_norm, ctx)
         ctx.keep(self.indices[-1] + 1, x)
         if self.offload is not None:
             self.offload.end()
         hidden = materialize(normed)
         return hidden if self.project_out is None else self.project_out(hidden)
 
-    def _embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _embed(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         assert self.embed_tokens is not None, "a later stage needs the hidden states of the one before"
         x: torch.Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
+        x = Shown.of(ctx).put(x)
         if self.project_in is not None:
             x = self.project_in(x)
-        return x if self.embed_positions is None else x + self.embed_positions(positions + self.position_offset)
+        return x if self.embed_positions is None else x + self.embed_positions(ctx.positions + self.position_offset)
 
 
 class CausalLM(EngineModel):

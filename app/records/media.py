@@ -3,9 +3,12 @@ hashes of its blocks (I5)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from app.errors import InvalidRequestError
 
 MediaKind = Literal["image", "video"]
 DIGEST_BYTES = 16
@@ -39,6 +42,19 @@ class MediaAsk:
     """Holds what a prompt shows: items in the order of their offsets, which do not overlap."""
 
     items: tuple[MediaItem, ...]
+
+    def check(self, num_prompt_tokens: int) -> None:
+        """InvalidRequestError unless items lie in a prompt of so many tokens, one behind the other, whole."""
+        begin = 0
+        for item in self.items:
+            if item.offset < begin or item.length < 1 or item.end > num_prompt_tokens:
+                where = f"tokens {item.offset} to {item.end} of {num_prompt_tokens}"
+                raise InvalidRequestError(
+                    f"messages: an item has {where}, {begin} of which are taken", param="messages"
+                )
+            if len(item.pixels) != math.prod(item.shape) or len(item.digest) != DIGEST_BYTES:
+                raise InvalidRequestError("messages: an item's pixels or digest are cut off", param="messages")
+            begin = item.end
 
     def without_pixels(self, num_tokens: int) -> MediaAsk:
         """The same without the pixels of items that the first `num_tokens` tokens hold whole: those are computed."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.records.bad_words import BadWords
+from app.records.media import MediaAsk, media_of
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
@@ -32,6 +33,7 @@ class RequestBounds:
     max_model_len: int
     max_kv_tokens: int | None = None  # that the whole KV cache holds; None while unknown
     pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
+    max_item_tokens: int = 0  # of a picture or video in a prompt; 0: the model sees nothing
 
     @cached_property
     def max_total_tokens(self) -> int:
@@ -53,6 +55,8 @@ class RequestBounds:
         self._check_prompt(request.prompt_token_ids)
         if request.output_token_ids:
             self._check_output(request)
+        if (media := media_of(request.asks)) is not None:
+            self._check_media(media, len(request.prompt_token_ids))
         work = request.work
         if isinstance(work, PoolingParams):
             self._check_pooling(work, len(request.prompt_token_ids))
@@ -82,6 +86,18 @@ class RequestBounds:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InvalidRequestError("prompt: must be a list of token ids", param="prompt")
         self._check_ids((int(array.min()), int(array.max())), "prompt")
+
+    def _check_media(self, media: MediaAsk, num_prompt_tokens: int) -> None:
+        if not self.max_item_tokens:
+            raise UnsupportedError("the model takes text only: no pictures, no videos", param="model")
+        media.check(num_prompt_tokens)
+        longest = max(item.length for item in media.items)
+        if longest > self.max_item_tokens:
+            raise InvalidRequestError(
+                f"messages: a picture or video takes {longest} tokens, more than max_item_tokens="
+                f"{self.max_item_tokens}: send a smaller one",
+                param="messages",
+            )
 
     def _check_output(self, request: EngineRequest) -> None:
         """That of a request which goes on after it has left another replica."""

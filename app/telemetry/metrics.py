@@ -179,6 +179,16 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("vllm:generation_tokens_total", "Tokens generated.", reads="figures.generation_tokens"),
     _counter(
+        "vllm:mm_cache_queries_total",
+        "Pictures that steps with prompts showed the model.",
+        reads="figures.mm_cache_queries",
+    ),
+    _counter(
+        "vllm:mm_cache_hits_total",
+        "Of those, what the encoder had made before and was kept.",
+        reads="figures.mm_cache_hits",
+    ),
+    _counter(
         "vllm:spec_decode_num_drafts_total",
         "Times that drafts of a request were verified (speculative decoding).",
         reads="figures.drafts",

@@ -31,6 +31,8 @@ ROPE_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta", "alpha"), _MAYBE_ZERO),
     **dict.fromkeys(("long_factor", "short_factor"), several(_FACTOR, 1 << 12)),
     "truncate": FLAG,
+    "mrope_section": several(_SIZE, 3),
+    "mrope_interleaved": FLAG,
 }
 
 # What is read of every model, also of one that transformers' modules run.

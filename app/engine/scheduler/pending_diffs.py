@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from app.records.media import MediaAsk
+from app.records.request import EngineRequest
 from app.records.request_state import Request
 from app.records.step import Int32Array, NewRequest
 
@@ -78,9 +82,17 @@ class PendingDiffs:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=num_computed_tokens,
                 block_ids=list(request.block_ids),
-                spec=request.spec,
+                spec=_for_workers(request.spec, num_computed_tokens),
                 eos_token_ids=request.eos_token_ids,
                 has_grammar=request.matcher is not None,
             )
             for row, (request, num_computed_tokens) in entered.items()
         ]
+
+
+def _for_workers(spec: EngineRequest, num_computed_tokens: int) -> EngineRequest:
+    """The request without the pixels of what has been computed."""
+    if spec.asked(MediaAsk) is None:
+        return spec
+    asks = (ask.without_pixels(num_computed_tokens) if isinstance(ask, MediaAsk) else ask for ask in spec.asks)
+    return replace(spec, asks=tuple(asks))

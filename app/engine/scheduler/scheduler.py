@@ -26,6 +26,7 @@ from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
+from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
@@ -66,6 +67,7 @@ class StepRules:
     num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
+    encoder_tokens: int = 0  # that the workers keep of what prompts show; 0: the model sees nothing
     prompt_time: PromptTime = UNLIMITED
 
 
@@ -97,6 +99,8 @@ class Scheduler:
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
+        each = rules.max_num_batched_tokens
+        self._encoders = EncoderShare(each, rules.encoder_tokens) if rules.encoder_tokens else None
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -248,6 +252,8 @@ class Scheduler:
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
+            if self._encoders is not None:
+                self._encoders.begin_plan()
             self._grant_running(behind, plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]
@@ -314,7 +320,7 @@ class Scheduler:
                 return
             room = self._slots.room(request, computed)
         begin = int(self.rows.num_computed[request.row])
-        chunk = min(chunk, room, self.kv.cut(request, begin, computed + chunk) - computed)
+        chunk = self._cut(request, begin, computed + min(chunk, room)) - computed
         if chunk <= 0:
             return
         if computed == begin:
@@ -323,6 +329,14 @@ class Scheduler:
         assert granted
         plan.chunks[request] = plan.chunks.get(request, 0) + chunk
         plan.budget.spend(chunk, remaining)
+
+    def _cut(self, request: Request, begin: int, end: int) -> int:
+        """The end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""
+        end = self.kv.cut(request, begin, end)
+        return end if self._encoders is None else self._encoders.cut(request, begin, end)
+
+    def _may_begin(self, request: Request, begin: int) -> bool:
+        return self._encoders is None or self._encoders.may_begin(request, begin)
 
     def _spend_rest(self, plan: StepPlan) -> None:
         """Tokens that nobody short wanted go to the long requests of the step."""
@@ -355,7 +369,8 @@ class Scheduler:
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
-            if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) == 0:
+            begins = plan.budget.chunk(remaining) > 0 and self._may_begin(request, request.num_tokens - remaining)
+            if soon >= MIN_SHARED_TOKENS or not begins:
                 passed += 1
                 continue
             if not self._slots.make_room(request, hit, plan):
@@ -375,7 +390,7 @@ class Scheduler:
         chunk = min(plan.budget.chunk(remaining), room)
         admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
-        chunk = self.kv.cut(request, computed, computed + chunk) - computed
+        chunk = self._cut(request, computed, computed + chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         if self._adapters is not None:
             self._adapters.enter(request)
@@ -424,6 +439,8 @@ class Scheduler:
         assert not self._writer.in_flight, "steps in flight"
         for request in self.rows.occupants():
             self._preempt(request, StepPlan(TokenBudget(0)))
+        if self._encoders is not None:
+            self._encoders.forget()
 
     # ---- outputs
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from app.config.engine import EngineConfig
 from app.models.base import EngineModel
+from app.platforms import platform_of
 from app.worker import kv_sizing
 from app.worker.attention.kv_cache import KVCache
 from app.worker.cascade_choice import CascadeChoice
@@ -49,8 +50,8 @@ class Parts:
             self.cache.spec,
             max_model_len,
             self.state.device,
-            partial(self.warm_up.largest, self._runner(None)),
-            lambda: 0 if self.graphs is None else self.graphs.reserve(),
+            partial(self._largest, self._runner(None)),
+            lambda: self.features.later_bytes + (0 if self.graphs is None else self.graphs.reserve()),
         )
         num_blocks, num_kept = kv_sizing.split_with_kept_states(
             self.config, self.cache.spec, num_blocks, max_model_len, self.state.device
@@ -61,8 +62,14 @@ class Parts:
         self.features.connect(self.cache.places)
         return num_blocks
 
+    def _largest(self, runner: ModelRunner) -> None:
+        self.warm_up.largest(runner)
+        self.features.run_largest()
+
     def warm(self, num_blocks: int) -> ModelRunner:
         """A runner that is ready for its first step."""
+        if platform_of(self.state.device).is_async:
+            self.features.run_largest()
         runner = self._runner(None if self.graphs is None else self.graphs.capture())
         self.warm_up.run(runner, num_blocks)
         return runner

@@ -36,6 +36,14 @@ class WorkerFeature:
     # Layers of the model whose input, and at their number the output of the last, `hidden` is given.
     reads_layers: tuple[int, ...] = ()
 
+    @property
+    def later_bytes(self) -> int:
+        """Memory of the device that it will take once the KV cache is there, and that is kept for it."""
+        return 0
+
+    def run_largest(self) -> None:
+        """Do what takes the most memory of all that it does in steps, so that it is measured; on a GPU only."""
+
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """The KV cache has its final size: a tensor [B, ...] for each place of a block on this rank, which together are
         all of it. Called again when the same tensors have got their memory back after a sleep, elsewhere and empty."""
@@ -134,6 +142,16 @@ class WorkerFeatures:
         """The result of a method of the one feature that has it among its `calls`."""
         (feature,) = (feature for feature in self._all if method in feature.calls)
         return getattr(feature, method)(*arguments)
+
+    @property
+    def later_bytes(self) -> int:
+        """Memory that is kept for all features."""
+        return sum(feature.later_bytes for feature in self._all)
+
+    def run_largest(self) -> None:
+        """Have every feature do what takes the most memory."""
+        for feature in self._all:
+            feature.run_largest()
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """The KV cache is allocated and has its final size, or its memory again."""

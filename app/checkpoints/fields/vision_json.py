@@ -1,0 +1,25 @@
+"""The fields of `vision_config` in config.json that encoders read, each with its kind and range. No torch (I8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.checkpoints.fields.kinds import FLAG, TEXT, Kind, either, number, several, whole
+
+_SIZE, _COUNT, _LAYER = whole(1, 1 << 16), whole(0, 1 << 16), whole(-(1 << 10), 1 << 10)
+_SIDE = either(whole(1, 1 << 14), several(whole(1, 1 << 14), 2, 2))
+
+VISION_FIELDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "intermediate_size", "out_hidden_size"), _SIZE),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "in_channels", "num_channels", "in_chans"), _SIZE),
+    **dict.fromkeys(("depth", "num_hidden_layers", "head_dim"), whole(1, 1 << 10)),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "scale_factor"), whole(1, 16)),
+    **dict.fromkeys(("patch_size", "image_size"), _SIDE),
+    **dict.fromkeys(("window_size", "num_position_embeddings", "projection_dim"), _COUNT),
+    **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), several(_LAYER, 1 << 10)),
+    **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), number(above=0, most=1)),
+    **dict.fromkeys(("rope_theta", "tokens_per_second", "mlp_ratio"), number(above=0, most=1e9)),
+    **dict.fromkeys(("hidden_act", "model_type", "norm_type"), TEXT),
+    **dict.fromkeys(("attention_bias", "use_qk_norm", "use_mean_pooling", "vision_use_head"), FLAG),
+    **dict.fromkeys(("use_absolute_position_embeddings", "use_mask_token"), FLAG),
+}

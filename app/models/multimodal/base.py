@@ -1,0 +1,94 @@
+"""Says what joins a language model and what sees for it: the contract of encoders, and the model that has one."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import Rule, renamed, text_name
+from app.layers.context import BuildContext
+from app.layers.layer import Layer
+from app.models.decoder import CausalLM
+from app.records.media_info import MediaInfo
+
+FEATURE = "app.worker.media.media:create"
+OWN = "encoder."  # where an encoder's tensors stand in the model
+_SEES = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector|mm_projector|connector)\."
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """An item as an encoder reads it."""
+
+    pixels: torch.Tensor  # uint8 on the encoder's device, in its own order
+    grid: tuple[int, int, int]  # frames, rows, columns of patches
+
+
+class MediaEncoder(Layer):
+    """Turns pixels into what stands in for placeholder tokens. Every rank that needs its output holds all of it."""
+
+    num_deep: int = 0  # layers of the language model to which further features are added
+    rules: ClassVar[Sequence[Rule]] = ()  # from a checkpoint's names, without "model.", to ours
+
+    @abstractmethod
+    def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
+        """Embeddings [1 + num_deep, n, C] of the placeholders of all pictures, one behind the other."""
+
+    @abstractmethod
+    def num_tokens(self, grid: tuple[int, int, int]) -> int:
+        """Placeholders of a picture."""
+
+    def largest(self, num_tokens: int) -> Picture:
+        """A picture of about so many placeholders, as large as an item may be, to be measured and warmed with."""
+        raise NotImplementedError
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """A tensor of the checkpoint under the encoder's own names."""
+        return [(renamed(name, self.rules), tensor)]
+
+
+class MediaModel(CausalLM):
+    """A language model with an encoder, in the stages that need its output; mixed into the family of its text."""
+
+    features = (FEATURE,)
+    seen_both_ways: ClassVar[bool] = False  # tokens of a picture see each other, those behind them too
+    rope_seconds: float = 0.0  # positions that a second of a video takes; 0: a frame takes one
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__(ctx, info)
+        self.media = MediaInfo.of(info)  # None: text alone
+        self.encoder: MediaEncoder | None = None
+        if self.media is not None:
+            encoder = self.encoder_of(ctx, info)
+            first = ctx.stage_layers.start if ctx.stage_layers is not None else 0
+            if ctx.groups.is_first_stage or first < encoder.num_deep:
+                self.encoder = encoder
+
+    @property
+    def has_axes(self) -> bool:
+        """True if tokens of pictures have positions of their own to rotate by."""
+        return any(rotary.axes is not None for rotary in self.model.rotaries.values())
+
+    @classmethod
+    @abstractmethod
+    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
+        """The encoder that config.json describes."""
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """The text's as its family has it; the encoder's where there is one here."""
+        if _SEES.match(name) is None:
+            own = text_name(name)
+            return [] if own is None else super().own_tensors(own, tensor)
+        if self.encoder is None:
+            return []
+        own = name.removeprefix("model.")
+        return [(OWN + part, stored) for part, stored in self.encoder.own_tensors(own, tensor)]

@@ -1,0 +1,248 @@
+"""The encoders of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: patches that rotate by row and column, merged four to
+one token; windows (2.5); interpolated positions and features for the first layers of the language model (3)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from app.checkpoints.model_info import ModelInfo
+from app.errors import CheckpointError
+from app.kernels.attention.encoder import plan_encoder
+from app.layers.context import BuildContext
+from app.layers.layer import Layer
+from app.layers.layer_norm import LayerNorm
+from app.layers.norm import Norm, RMSNorm
+from app.layers.replicated import ReplicatedTable
+from app.models.multimodal.base import MediaEncoder, Picture
+from app.models.multimodal.vision_config import CLIP_MEAN, CLIP_STD, HALF, Normalization, VisionConfig
+from app.models.multimodal.vision_layers import (
+    FusedAttention,
+    GatedBlock,
+    PatchEmbedding,
+    PlainBlock,
+    Span,
+    VisionBlock,
+)
+
+EPS = 1e-6
+MOST_GRIDS = 64  # whose tables are kept
+Grid = tuple[int, int, int]
+
+
+@dataclass(slots=True, frozen=True)
+class GridTables:
+    """Says of a grid's patches, in the order in which blocks read them, what does not depend on pixels."""
+
+    order: torch.Tensor | None  # int64 [T] the processor's number of each; None: the same order
+    cos: torch.Tensor  # fp32 [T, 1, D]
+    sin: torch.Tensor
+    windows: list[int]  # patches of each window
+    frames: list[int]  # patches of each frame
+    positions: torch.Tensor | None  # [T, E], of a learned table
+
+
+class PatchMerger(Layer):
+    """norm, then two products of the patches that become one token."""
+
+    def __init__(self, ctx: BuildContext, norm: Norm, size: int, merged: int, out: int, *, norms_merged: bool) -> None:
+        super().__init__()
+        self.norm, self._merged, self._norms_merged = norm, merged, norms_merged
+        self.mlp = PlainBlock(ctx, merged, merged, "gelu", out=out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T / patches a token, out]."""
+        x = self.norm(x.view(-1, self._merged)) if self._norms_merged else self.norm(x).view(-1, self._merged)
+        return self.mlp(x)  # type: ignore[no-any-return]
+
+
+class QwenVision(MediaEncoder):
+    """See the head of this file. A video's frames are pictures of their own to attention."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__()
+        v = VisionConfig(info, {"in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2})
+        kind = str(info.hf_config["model_type"])
+        is_second, is_windowed = kind == "qwen2_vl", kind == "qwen2_5_vl"
+        size = v.whole("embed_dim", "hidden_size") if is_second else v.whole("hidden_size")
+        depth, heads = v.whole("depth"), v.whole("num_heads")
+        inner = int(size * v.number("mlp_ratio")) if is_second else v.whole("intermediate_size")
+        out = v.whole("hidden_size") if is_second else v.whole("out_hidden_size")
+        act = v.text("hidden_act")
+        self.patch, self.frames = v.side("patch_size"), v.whole("temporal_patch_size")
+        self.merge = v.whole("spatial_merge_size")
+        self.window = v.whole("window_size") // self.merge // self.patch if is_windowed else 0
+        self.full_layers = frozenset(v.layers("fullatt_block_indexes")) if is_windowed else frozenset(range(depth))
+        self.deep_layers = v.layers("deepstack_visual_indexes")
+        self.num_deep = len(self.deep_layers)
+        self.size, self.head_dim, self.dtype, self.device = size, size // heads, ctx.dtype, ctx.device
+        if self.head_dim * heads != size or self.head_dim % 4:
+            raise CheckpointError(f"{info.directory}: vision_config: {heads} heads of {size} / {heads}", param="model")
+        is_older = is_second or is_windowed
+        self.normalization = Normalization.of(info, *((CLIP_MEAN, CLIP_STD) if is_older else (HALF, HALF)))
+        self.patch_embed = PatchEmbedding(
+            ctx, size, (v.whole("in_channels", "in_chans"), self.frames, self.patch, self.patch), bias=not is_older
+        )
+        num_positions = 0 if is_older else v.whole("num_position_embeddings")
+        self.pos_embed = ReplicatedTable(ctx, num_positions, size) if num_positions else None
+        self.side = int(num_positions**0.5)
+
+        def norm(width: int) -> Norm:
+            return RMSNorm(ctx, width, EPS) if is_windowed else LayerNorm(ctx, width, EPS)
+
+        def mlp() -> nn.Module:
+            return GatedBlock(ctx, size, inner, act, bias=True) if is_windowed else PlainBlock(ctx, size, inner, act)
+
+        self.blocks = nn.ModuleList(
+            VisionBlock((norm(size), norm(size)), FusedAttention(ctx, size, heads), mlp()) for _ in range(depth)
+        )
+        merged = size * self.merge**2
+        self.merger = PatchMerger(ctx, norm(size), size, merged, out, norms_merged=False)
+        self.deep_mergers = nn.ModuleList(
+            PatchMerger(ctx, norm(merged), size, merged, out, norms_merged=True) for _ in self.deep_layers
+        )
+        self._tables: OrderedDict[Grid, GridTables] = OrderedDict()
+
+    rules = (
+        (r"^visual\.", ""),
+        (r"^patch_embed\.proj\.", "patch_embed."),
+        (r"\.linear_fc", ".fc"),
+        (r"^deepstack_merger_list\.", "deep_mergers."),
+        (r"^(merger|deep_mergers\.\d+)\.ln_q\.", r"\1.norm."),
+        (r"^(merger|deep_mergers\.\d+)\.mlp\.0\.", r"\1.mlp.fc1."),
+        (r"^(merger|deep_mergers\.\d+)\.mlp\.2\.", r"\1.mlp.fc2."),
+        (r"^(merger|deep_mergers\.\d+)\.fc", r"\1.mlp.fc"),
+    )
+
+    def num_tokens(self, grid: Grid) -> int:
+        """See MediaEncoder."""
+        return grid[0] * grid[1] * grid[2] // self.merge**2
+
+    def largest(self, num_tokens: int) -> Picture:
+        """See MediaEncoder: as square as it can be."""
+        rows = max(1, int(num_tokens**0.5))
+        grid = (1, rows * self.merge, max(1, num_tokens // rows) * self.merge)
+        shape = (grid[1] * grid[2], 3, self.patch, self.patch)
+        return Picture(torch.zeros(shape, dtype=torch.uint8, device=self.device), grid)
+
+    def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
+        """See MediaEncoder."""
+        tables = [self._table(picture.grid) for picture in pictures]
+        x = torch.cat([self._embed(*pair) for pair in zip(pictures, tables, strict=True)])
+        cos, sin = (torch.cat([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
+        frames = windows = Span(plan_encoder(_starts([table.frames for table in tables]), x.device), cos, sin)
+        if self.window:
+            windows = Span(plan_encoder(_starts([table.windows for table in tables]), x.device), cos, sin)
+        deep: dict[int, torch.Tensor] = {}
+        for layer, block in enumerate(self.blocks):
+            x = block(x, frames if layer in self.full_layers else windows)
+            if layer in self.deep_layers:
+                place = self.deep_layers.index(layer)
+                deep[place] = self.deep_mergers[place](x)
+        merged = [self._in_order(y, tables) for y in (self.merger(x), *(deep[place] for place in sorted(deep)))]
+        return torch.stack(merged)
+
+    def _embed(self, picture: Picture, table: GridTables) -> torch.Tensor:
+        """Patches in the order of blocks, [T, E]; those of a still picture are repeated as frames."""
+        pixels = self.normalization.apply(picture.pixels, 1, self.dtype)
+        if pixels.ndim == 4:
+            pixels = pixels.unsqueeze(2).expand(-1, -1, self.frames, -1, -1)
+        x: torch.Tensor = self.patch_embed(pixels)
+        if table.order is not None:
+            x = x.index_select(0, table.order)
+        return x if table.positions is None else x + table.positions
+
+    def _in_order(self, merged: torch.Tensor, tables: Sequence[GridTables]) -> torch.Tensor:
+        """Tokens as the processor counts them."""
+        if all(table.order is None for table in tables):
+            return merged
+        each, out, first = self.merge**2, torch.empty_like(merged), 0
+        for table in tables:
+            assert table.order is not None
+            tokens = table.order[::each] // each
+            out.index_copy_(0, tokens + first, merged[first : first + len(tokens)])
+            first += len(tokens)
+        return out
+
+    def _table(self, grid: Grid) -> GridTables:
+        table = self._tables.get(grid)
+        if table is None:
+            table = self._tables[grid] = self._made(grid)
+            if len(self._tables) > MOST_GRIDS:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end(grid)
+        return table
+
+    def _made(self, grid: Grid) -> GridTables:
+        num_frames, height, width = grid
+        rows, columns = _merge_order(height, width, self.merge)
+        frame = height * width
+        order, windows = None, [frame] * num_frames
+        if self.window:
+            order, windows = self._windows(grid)
+        inverse = 1.0 / 10_000.0 ** (torch.arange(0, self.head_dim // 2, 2, dtype=torch.float32) / (self.head_dim // 2))
+        angles = torch.cat([torch.outer(places.float(), inverse) for places in (rows, columns)], dim=1)
+        angles = angles.repeat(num_frames, 1)
+        if order is not None:
+            angles = angles[order]
+        cos, sin = angles.cos(), angles.sin()
+        return GridTables(
+            None if order is None else order.to(self.device),
+            torch.cat((cos, cos), 1).unsqueeze(1).to(self.device, self.dtype),
+            torch.cat((-sin, sin), 1).unsqueeze(1).to(self.device, self.dtype),
+            windows,
+            [frame] * num_frames,
+            self._positions(grid, rows, columns),
+        )
+
+    def _windows(self, grid: Grid) -> tuple[torch.Tensor, list[int]]:
+        """Patches window by window, and how many each has; what becomes one token stays together."""
+        num_frames, height, width = (grid[0], grid[1] // self.merge, grid[2] // self.merge)
+        tokens = torch.arange(height * width).view(height, width)
+        side, each = self.window, self.merge**2
+        cut = [
+            tokens[top : top + side, left : left + side].flatten()
+            for top in range(0, height, side)
+            for left in range(0, width, side)
+        ]
+        chosen = torch.cat([part + frame * height * width for frame in range(num_frames) for part in cut])
+        patches = (chosen[:, None] * each + torch.arange(each)).flatten()
+        return patches, [len(part) * each for part in cut] * num_frames
+
+    def _positions(self, grid: Grid, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor | None:
+        """The learned square of positions, interpolated to the picture's patches."""
+        if self.pos_embed is None:
+            return None
+        (low_r, high_r, part_r), (low_c, high_c, part_c) = (
+            _between(places, size, self.side) for places, size in ((rows, grid[1]), (columns, grid[2]))
+        )
+        indices = torch.stack([row * self.side + column for row in (low_r, high_r) for column in (low_c, high_c)])
+        shares = torch.stack([r * c for r in (1 - part_r, part_r) for c in (1 - part_c, part_c)])
+        found: torch.Tensor = self.pos_embed(indices.to(self.device)) * shares.to(self.device, self.dtype).unsqueeze(2)
+        return found.sum(0).repeat(grid[0], 1)
+
+
+def _merge_order(height: int, width: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each patch of a frame, those of one token side by side."""
+    shape = (height // merge, merge, width // merge, merge)
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return rows.view(shape).transpose(1, 2).flatten(), columns.view(shape).transpose(1, 2).flatten()
+
+
+def _between(places: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Neighbours in a table of `side` entries, and how far towards the second; corners fall on corners."""
+    exact = places.float() * (side - 1) / max(size - 1, 1)
+    low = exact.floor()
+    return low.long(), (low.long() + 1).clamp(max=side - 1), exact - low
+
+
+def _starts(lengths: Sequence[list[int]]) -> list[int]:
+    """Finds where each span of all pictures begins, and where the last ends."""
+    starts = [0]
+    for length in (one for own in lengths for one in own):
+        starts.append(starts[-1] + length)
+    return starts

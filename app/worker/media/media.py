@@ -1,0 +1,230 @@
+"""The feature that shows a model pictures: embeddings in the places of their tokens, and positions to rotate by.
+
+An item is encoded whole before the first step that computes a token of its; what the encoder gave is kept by digest,
+so that later chunks, and other requests with the same item, find it. Steps over static tensors only decode: to them it
+is one line of the rows' table, by which a row's positions differ from the indices of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from app.layers.rotary import ROPE_POSITIONS
+from app.layers.shown import show
+from app.models.multimodal.base import MediaModel, Picture
+from app.platforms.to_device import to_device
+from app.records.media import MediaItem, media_of
+from app.records.sized_cache import SizedCache
+from app.records.step import ModelRunnerOutput, NewRequest
+from app.records.worker_info import WorkerInfo
+from app.worker.features.context import FeatureContext
+from app.worker.media.shown_prompt import Int64Array, ShownItem, rope_positions, shown_items
+from app.worker.rows.step_inputs import HostRows, StepInputs, StepView
+from app.worker.rows.worker_feature import WorkerFeature
+
+QUERIES, HITS = "mm_cache_queries", "mm_cache_hits"  # figures
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderLimits:
+    """Bounds what encoding takes."""
+
+    cache_bytes: int  # of what encoders gave
+    max_item_tokens: int
+    token_bytes: int  # of one token's embeddings
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request whose prompt is not computed yet."""
+
+    items: list[ShownItem]  # of which tokens are left
+    positions: Int64Array | None  # [num_prompt_tokens, 3]; None: the model has none of its own
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Tokens of a prompt in a step."""
+
+    row: _Row
+    start: int  # in the step
+    first: int  # in the prompt
+    end: int
+
+    def wanted(self) -> list[tuple[ShownItem, slice]]:
+        """The items that it shows pieces of, and which."""
+        found = ((shown, shown.between(self.first, self.end)) for shown in self.row.items)
+        return [(shown, pieces) for shown, pieces in found if pieces.stop > pieces.start]
+
+
+@dataclass(slots=True)
+class _Figures:
+    values: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, count: int) -> None:
+        self.values[name] = self.values.get(name, 0) + count
+
+
+class Media(WorkerFeature):
+    """Holds the prompts with pictures that rows are computing."""
+
+    def __init__(self, model: MediaModel, inputs: StepInputs, device: torch.device, limits: EncoderLimits) -> None:
+        assert model.media is not None
+        self._model, self._media, self._device, self._limits = model, model.media, device, limits
+        self._delta = inputs.declare("rope_delta", torch.int64) if model.has_axes else None
+        self._cache: SizedCache[torch.Tensor] = SizedCache(limits.cache_bytes)
+        self._rows: dict[int, _Row] = {}
+        self._figures = _Figures()
+
+    # ---- rows
+
+    def leave(self, row: int) -> None:
+        """The row was freed."""
+        self._rows.pop(row, None)
+
+    def enter(self, row: int, request: NewRequest) -> None:
+        """A request entered its row."""
+        self._rows.pop(row, None)
+        ask, delta = media_of(request.spec.asks), 0
+        if ask is not None:
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            items, positions = shown_items(prompt, ask, self._media), None
+            if self._delta is not None:
+                merge, rate = self._media.spatial_merge, self._model.rope_seconds
+                positions, delta = rope_positions(items, len(prompt), merge, rate)
+            if request.num_computed_tokens < len(prompt):
+                left = [shown for shown in items if shown.item.end > request.num_computed_tokens]
+                self._rows[row] = _Row(left, positions)
+        if self._delta is not None:
+            self._delta.set(row, delta)
+
+    # ---- the step
+
+    def inputs(self, view: StepView) -> None:
+        """Brings `rope_positions` [T] or [T, 3], and what the step shows."""
+        if view.host is None:
+            if self._delta is not None:
+                view.layer_inputs[ROPE_POSITIONS] = view.tensors.positions + view.of_tokens("rope_delta")
+            return
+        chunks = self._chunks(view.host)
+        if self._delta is not None and (chunks or self._delta.values[view.host.rows].any()):
+            view.layer_inputs[ROPE_POSITIONS] = self._positions(view, chunks)
+        if chunks and self._model.encoder is not None:
+            self._show(view, chunks)
+        for chunk in chunks:
+            chunk.row.items = [shown for shown in chunk.row.items if shown.item.end > chunk.end]
+
+    def _chunks(self, host: HostRows) -> list[_Chunk]:
+        """The parts of prompts with pictures in a step."""
+        found: list[_Chunk] = []
+        if not self._rows:
+            return found
+        for index, row in enumerate(host.rows.tolist()):
+            known = self._rows.get(row)
+            if known is not None:
+                start, first = int(host.starts[index]), int(host.first_positions[index])
+                found.append(_Chunk(known, start, first, first + int(host.starts[index + 1]) - start))
+        return found
+
+    def _positions(self, view: StepView, chunks: Sequence[_Chunk]) -> torch.Tensor:
+        positions = view.tensors.positions + view.of_tokens("rope_delta")
+        parts: list[Int64Array] = []
+        for chunk in chunks:
+            if chunk.row.positions is not None and len(own := chunk.row.positions[chunk.first : chunk.end]):
+                tokens = np.arange(chunk.start, chunk.start + len(own))
+                parts.append(np.concatenate((tokens[:, None], own), axis=1))
+        if not parts:
+            return positions
+        sent = to_device(np.concatenate(parts), self._device)
+        return positions[:, None].repeat(1, sent.shape[1] - 1).index_copy(0, sent[:, 0], sent[:, 1:])
+
+    def _show(self, view: StepView, chunks: Sequence[_Chunk]) -> None:
+        wanted = [(chunk, *pair) for chunk in chunks for pair in chunk.wanted()]
+        if not wanted:
+            return
+        encoded = self._encoded([shown.item for _, shown, _ in wanted])
+        rows = [shown.places[pieces] - chunk.first + chunk.start for chunk, shown, pieces in wanted]
+        parts = [encoded[shown.item.digest][:, pieces] for _, shown, pieces in wanted]
+        embeddings = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        show(view.layer_inputs, to_device(np.concatenate(rows), self._device), embeddings)
+
+    def _encoded(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
+        """Embeddings of items by digest: kept ones, and the others from one call of the encoder."""
+        found: dict[bytes, torch.Tensor] = {}
+        missing: dict[bytes, MediaItem] = {}
+        for item in items:
+            kept = self._cache.find(item.digest)
+            if kept is None:
+                missing[item.digest] = item
+            else:
+                found[item.digest] = kept
+        self._figures.add(QUERIES, len(found) + len(missing))
+        self._figures.add(HITS, len(found))
+        if missing:
+            found |= self._encode(list(missing.values()))
+        return found
+
+    def _encode(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
+        encoder = self._model.encoder
+        assert encoder is not None
+        embeddings = encoder([self._picture(item) for item in items])
+        parts = embeddings.split([encoder.num_tokens(item.grid) for item in items], dim=1)
+        made = dict(zip((item.digest for item in items), parts, strict=True))
+        for digest, part in made.items():
+            own = part if len(items) == 1 else part.contiguous()  # not a view that holds its neighbours' memory
+            self._cache.keep(digest, own, own.nbytes)
+        return made
+
+    def _picture(self, item: MediaItem) -> Picture:
+        assert item.pixels, f"the pixels of an item at {item.offset} are missing"
+        pixels = np.frombuffer(bytearray(item.pixels), np.uint8).reshape(item.shape)  # a tensor wants to be writable
+        return Picture(to_device(pixels, self._device), item.grid)
+
+    # ---- memory, weights and figures
+
+    @property
+    def later_bytes(self) -> int:
+        """The cache of what encoders gave."""
+        return 0 if self._model.encoder is None else self._limits.cache_bytes
+
+    def run_largest(self) -> None:
+        """Encode the largest item there may be."""
+        if self._model.encoder is not None:
+            self._model.encoder([self._model.encoder.largest(self._limits.max_item_tokens)])
+
+    def report_start(self, info: WorkerInfo) -> WorkerInfo:
+        """Tokens that the cache holds."""
+        if self._model.encoder is None:
+            return info
+        return replace(info, encoder_tokens=max(1, self._limits.cache_bytes // self._limits.token_bytes))
+
+    def weights_leave(self) -> None:
+        """Give the memory back."""
+        self._cache.clear()
+
+    def weights_change(self, whole: bool) -> None:
+        """Forget what the weights so far gave."""
+        self._cache.clear()
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """Items encoded and found."""
+        if self._figures.values:
+            output.figures |= self._figures.values
+            self._figures = _Figures()
+
+
+def create(context: FeatureContext) -> Media | None:
+    """The feature, where the model sees and this rank has a use for it."""
+    model = context.forward.model
+    assert isinstance(model, MediaModel)
+    if model.media is None or (model.encoder is None and not model.has_axes):
+        return None
+    num_deep = 0 if model.encoder is None else model.encoder.num_deep
+    width = context.forward.link.hidden_size * context.forward.dtype.itemsize
+    config = context.config
+    limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + num_deep) * width)
+    return Media(model, context.state.inputs, context.state.device, limits)

@@ -1,0 +1,51 @@
+"""Logits and greedy tokens of every family that sees equal transformers', on tiny random checkpoints."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from app.models.multimodal import qwen2_vl, qwen3_vl
+from app.models.multimodal.base import MediaModel
+from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
+from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
+
+CLASSES: dict[str, type[MediaModel]] = {
+    "qwen2_vl": qwen2_vl.Qwen2VLForConditionalGeneration,
+    "qwen2_5_vl": qwen2_vl.Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": qwen3_vl.Qwen3VLForConditionalGeneration,
+    "qwen3_vl_moe": qwen3_vl.Qwen3VLMoeForConditionalGeneration,
+}
+
+
+def words(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 299) for _ in range(count)]
+
+
+# One picture in the midst, several of odd and even sizes, first and last, none at all.
+PROMPTS: list[list[Any]] = [
+    [words(5, 1), (6, 8, 1), words(7, 2)],
+    [(4, 4, 2), words(3, 3), (10, 6, 3), [302], (2, 2, 4), words(9, 4), (8, 6, 5)],
+    [words(11, 5)],
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
+    directory = str(tiny_media_model(name))
+    prompts = [prompt_of(name, parts) for parts in PROMPTS]
+    expected = [judged(name, tokens, ask, 6) for tokens, ask in prompts]
+    whole = Driver(directory, max_model_len=256, num_blocks=64)
+    assert whole.worker._parts is not None
+    assert isinstance(whole.worker._parts.model, CLASSES[name])
+    for (tokens, ask), (logits, _) in zip(prompts, expected, strict=True):
+        torch.testing.assert_close(all_logits(whole, tokens, ask), logits, atol=1e-3, rtol=1e-3)
+    chunked = Driver(directory, max_model_len=256, num_blocks=64, chunk=7)
+    decode_statically(chunked.worker, [1, 2, 4])
+    for driver in (whole, chunked):
+        runs = driver.run([Run(tokens, greedy(6), asks=(ask,)) for tokens, ask in prompts])
+        assert [run.tokens for run in runs] == [tokens for _, tokens in expected]

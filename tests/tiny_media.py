@@ -1,0 +1,189 @@
+"""Random tiny models that see, in Hugging Face layout, pictures for them, and transformers' answers."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from app.records.media import MediaAsk, MediaItem
+from tests.tiny_models import _root
+
+IMAGE = 300  # the placeholder of every tiny model
+VOCAB = 331
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+QWEN_IDS = {
+    "image_token_id": IMAGE,
+    "video_token_id": 301,
+    "vision_start_token_id": 302,
+    "vision_end_token_id": 303,
+    "tie_word_embeddings": False,
+}
+SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5]}
+QWEN_EYES = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_EYES = {
+    **{**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_position_embeddings": 36},
+    **{"deepstack_visual_indexes": [0, 2], "hidden_act": "gelu_pytorch_tanh", "initializer_range": 0.2},
+}
+QWEN3_TEXT = {**TEXT, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A family's tiny configuration, and how a picture of it is told transformers."""
+
+    kind: str
+    config: dict[str, Any]
+    judge: Callable[[Sequence[MediaItem]], dict[str, torch.Tensor]]
+    patch: int = 4
+    merge: int = 2
+    mean: float = 0.5
+    std: float = 0.5
+    has_types: bool = True  # it wants to be told which tokens are pictures
+
+
+def normalized(item: MediaItem, mean: Any = 0.5, std: Any = 0.5) -> torch.Tensor:
+    """Pixels as transformers' models read them, channels in the second place."""
+    pixels = torch.from_numpy(np.frombuffer(item.pixels, np.uint8).reshape(item.shape).copy()).float() / 255
+    shape = (1, 3, *[1] * (pixels.ndim - 2))
+    mean, std = (torch.tensor(one).expand(3).view(shape) for one in (mean, std))
+    return (pixels - mean) / std
+
+
+CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+
+
+def _qwen(mean: Any = 0.5, std: Any = 0.5) -> Callable[[Sequence[MediaItem]], dict[str, torch.Tensor]]:
+    def judge(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        rows = [normalized(item, mean, std).unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1) for item in items]
+        return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor([item.grid for item in items])}
+
+    return judge
+
+
+QWEN25_EYES = {**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16}
+MODELS: dict[str, Tiny] = {
+    "qwen2_vl": Tiny(
+        "qwen2_vl",
+        {
+            **QWEN_IDS,
+            "text_config": {**TEXT, "rope_parameters": SECTIONS},
+            "vision_config": {
+                **QWEN_EYES,
+                "embed_dim": 32,
+                "hidden_size": 64,
+                "mlp_ratio": 2,
+                "initializer_range": 0.2,
+            },
+        },
+        _qwen(*CLIP),
+    ),
+    "qwen2_5_vl": Tiny(
+        "qwen2_5_vl",
+        {
+            **QWEN_IDS,
+            "text_config": {**TEXT, "rope_parameters": SECTIONS},
+            "vision_config": {**QWEN25_EYES, "fullatt_block_indexes": [1], "initializer_range": 0.2},
+        },
+        _qwen(*CLIP),
+    ),
+    "qwen3_vl": Tiny("qwen3_vl", {**QWEN_IDS, "text_config": QWEN3_TEXT, "vision_config": QWEN3_EYES}, _qwen()),
+    "qwen3_vl_moe": Tiny(
+        "qwen3_vl_moe",
+        {
+            **QWEN_IDS,
+            "text_config": {**QWEN3_TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            "vision_config": QWEN3_EYES,
+        },
+        _qwen(),
+    ),
+}
+
+
+@functools.cache
+def tiny_media_model(name: str, seed: int = 0) -> Path:
+    """Directory of a random model that sees."""
+    tiny = MODELS[name]
+    config = AutoConfig.for_model(tiny.kind, **tiny.config)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for own, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "norm" in own or not parameter.any():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
+    model.save_pretrained(directory)
+    return directory
+
+
+@functools.cache
+def media_judge(directory: Path) -> PreTrainedModel:
+    """The same weights in transformers."""
+    model: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def picture(name: str, rows: int, columns: int, offset: int, seed: int = 0) -> MediaItem:
+    """A random picture of so many patches, as the family's processor leaves it."""
+    tiny = MODELS[name]
+    shape = (rows * columns, 3, tiny.patch, tiny.patch)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8).tobytes()
+    length = rows * columns // tiny.merge**2
+    digest = blake2b(pixels + bytes((rows, columns)), digest_size=16).digest()
+    return MediaItem("image", digest, offset, length, (1, rows, columns), shape, pixels)
+
+
+def prompt_of(name: str, parts: Sequence[list[int] | tuple[int, int, int]]) -> tuple[list[int], MediaAsk]:
+    """A prompt of token ids and of pictures (rows, columns, seed), in this order."""
+    tokens: list[int] = []
+    items: list[MediaItem] = []
+    for part in parts:
+        if isinstance(part, list):
+            tokens += part
+            continue
+        items.append(picture(name, part[0], part[1], len(tokens), part[2]))
+        tokens += [IMAGE] * items[-1].length
+    return tokens, MediaAsk(tuple(items))
+
+
+def judged(name: str, tokens: list[int], ask: MediaAsk, max_tokens: int) -> tuple[torch.Tensor, list[int]]:
+    """transformers' logits [T, V] of the prompt, and its greedy continuation, each token from the whole text: its own
+    `generate` goes on at other positions behind a prompt that ends with a picture."""
+    model, answer = media_judge(tiny_media_model(name)), list[int]()
+    seen = MODELS[name].judge(ask.items) if ask.items else {}
+    first: torch.Tensor | None = None
+    for _ in range(max_tokens):
+        ids = torch.tensor([tokens + answer])
+        more = {"mm_token_type_ids": (ids == IMAGE).long()} if ask.items and MODELS[name].has_types else {}
+        with torch.inference_mode():
+            logits = model(input_ids=ids, **seen, **more, use_cache=False).logits[0]
+        first = logits if first is None else first
+        ranked = logits[-1].clone()
+        answer.append(int(ranked.argmax()))
+        assert answer[-1] != IMAGE, "another seed, please: the judge would look for a picture there"
+    assert first is not None
+    return first, answer

@@ -1,0 +1,84 @@
+"""The feature in a worker: what is shown twice is encoded once, text needs nothing of it, new weights forget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from app.layers.rotary import ROPE_POSITIONS
+from app.worker.media.media import HITS, QUERIES, Media
+from tests.tiny_media import prompt_of, tiny_media_model
+from tests.worker.worker_driver import Driver, Run, greedy
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver(str(tiny_media_model("qwen3_vl")), max_model_len=128, num_blocks=64)
+
+
+def feature_of(driver: Driver) -> Media:
+    assert driver.worker._parts is not None
+    return next(one for one in driver.worker._parts.features._all if isinstance(one, Media))
+
+
+def test_a_picture_is_encoded_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    feature, calls = feature_of(driver), list[int]()
+    encode = feature._encode
+    monkeypatch.setattr(feature, "_encode", lambda items: (calls.append(len(items)), encode(items))[1])
+    tokens, ask = prompt_of("qwen3_vl", [[5, 6], (4, 6, 1), [7], (4, 4, 2), [8]])
+    other, again = prompt_of("qwen3_vl", [(4, 6, 1), [9]])
+    driver.chunk = 3
+    runs = driver.run([Run(tokens, greedy(3), asks=(ask,)), Run(other, greedy(3), asks=(again,))])
+    assert calls == [1, 1]
+    alone = driver.run([Run(tokens, greedy(3), asks=(ask,))])
+    assert alone[0].tokens == runs[0].tokens
+    assert calls == [1, 1]
+    feature.weights_change(whole=True)
+    driver.run([Run(other, greedy(1), asks=(again,))])
+    assert calls == [1, 1, 1]
+
+
+def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[str]] = []
+    inputs = Media.inputs
+
+    def spy(self: Media, view: Any) -> None:
+        inputs(self, view)
+        seen.append(set(view.layer_inputs))
+
+    feature = feature_of(driver)
+    monkeypatch.setattr(Media, "inputs", spy)
+    driver.run([Run([5, 6, 7], greedy(3))])
+    assert seen == [set()] * 3
+    tokens, ask = prompt_of("qwen3_vl", [[5], (4, 6, 1), [8]])
+    driver.run([Run(tokens, greedy(2), asks=(ask,))])
+    assert seen[3:] == [{ROPE_POSITIONS, "shown_rows", "shown_embeddings"}, {ROPE_POSITIONS}]
+    assert not feature._rows or all(not row.items for row in feature._rows.values())
+
+
+def test_figures_and_sizes(driver: Driver) -> None:
+    feature = feature_of(driver)
+    assert driver.info.encoder_tokens == (1 << 30) // (3 * 64 * 4)
+    assert feature.later_bytes == 1 << 30
+    with torch.inference_mode():
+        feature._limits = replace(feature._limits, max_item_tokens=40)
+        feature.run_largest()
+    counted: dict[str, float] = {}
+    execute = driver.worker.execute
+
+    def count(step: Any) -> Any:
+        outputs = execute(step)
+        for output in outputs:
+            for name, value in output.figures.items():
+                counted[name] = counted.get(name, 0) + value
+        return outputs
+
+    driver.worker.execute = count  # type: ignore[method-assign]
+    tokens, ask = prompt_of("qwen3_vl", [[5], (4, 6, 1), [8], (4, 6, 1)])
+    driver.chunk = 5
+    driver.run([Run(tokens, greedy(1), asks=(ask,))])
+    assert counted[QUERIES] == 3  # the items of three chunks
+    assert counted[HITS] == 2
