@@ -33,7 +33,7 @@ _OTHER_NAMES = {
     "num_attention_heads": ("n_head",),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
-    "max_position_embeddings": ("n_positions",),
+    "max_position_embeddings": ("n_positions", "model_max_length"),
 }
 # Types without attention, of which config.json says neither heads nor a context.
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")

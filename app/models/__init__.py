@@ -49,6 +49,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "HYV3ForCausalLM": "app.models.families.hy_v3:HYV3ForCausalLM",
         "JambaForCausalLM": "app.models.families.jamba:JambaForCausalLM",
         "KimiK25ForConditionalGeneration": "app.models.families.deepseek:KimiK25ForCausalLM",  # text only
+        "KimiLinearForCausalLM": "app.models.families.kimi_linear:KimiLinearForCausalLM",
         "AquilaForCausalLM": "app.models.families.llama:LlamaForCausalLM",  # Llama under another name, as the next
         "LLaMAForCausalLM": "app.models.families.llama:LlamaForCausalLM",
         "LlamaForCausalLM": "app.models.families.llama:LlamaForCausalLM",

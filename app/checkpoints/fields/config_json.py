@@ -20,6 +20,8 @@ _LABELS = 1 << 16
 # Kernels of recurrent layers hold a head's state in registers, and go through all places of a convolution.
 _HEAD_WIDTH, _STATE_WIDTH, _CONV_WIDTH = whole(1, 128), whole(1, 256), whole(2, 16)
 
+_BLOCKS = ("full_attention", "linear_attention", "mlp")
+
 ROPE_FIELDS: Mapping[str, Kind] = {
     "rope_type": TEXT,
     "type": TEXT,
@@ -33,6 +35,11 @@ ROPE_FIELDS: Mapping[str, Kind] = {
     "truncate": FLAG,
     "mrope_section": several(_SIZE, 3),
     "mrope_interleaved": FLAG,
+}
+
+LINEAR_FIELDS: Mapping[str, Kind] = {
+    **{"head_dim": _HEAD_WIDTH, "num_heads": _SIZE, "short_conv_kernel_size": _CONV_WIDTH},
+    **dict.fromkeys(("full_attn_layers", "kda_layers"), several(whole(1, _LAYER_COUNT), _LAYER_COUNT)),
 }
 
 # What is read of every model, also of one that transformers' modules run.
@@ -54,7 +61,18 @@ FIELDS: Mapping[str, Kind] = {
     "first_k_dense_replace": _MAYBE_NONE,
     **dict.fromkeys(("sliding_window", "max_window_layers", "no_rope_layer_interval"), _MAYBE_NONE),
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"), _SIZE),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim"), _HEAD_WIDTH),
+    **dict.fromkeys(("linear_key_head_dim", "linear_head_dim", "mamba_head_dim"), _HEAD_WIDTH),
+    "linear_value_head_dim": _STATE_WIDTH,
+    **dict.fromkeys(("linear_num_heads", "model_max_length"), _SIZE),
+    **dict.fromkeys(("linear_allow_neg_eigval", "postnorm", "mla_use_nope", "moe_renormalize"), FLAG),
+    "attn_type_list": several(whole(0, 1), _LAYER_COUNT),
+    **dict.fromkeys((f"{kind}_attn_{end}_factor" for kind in ("full", "linear") for end in ("alpha", "beta")), _FACTOR),
+    **dict.fromkeys((f"layernorm_{kind}_{end}" for kind in _BLOCKS for end in ("alpha", "beta")), _FACTOR),
+    **dict.fromkeys(("mlp_alpha_factor", "mlp_beta_factor"), _FACTOR),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "moe_latent_size"), _MAYBE_NONE),
+    **dict.fromkeys(("num_experts_per_token", "num_expert_group"), _EXPERTS),
+    "moe_router_activation_func": TEXT,
+    "linear_attn_config": OBJECT,
     **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), _STATE_WIDTH),
     **dict.fromkeys(("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L_cache"), _CONV_WIDTH),
     **dict.fromkeys(
@@ -128,6 +146,7 @@ def check_config(config: Mapping[str, Any], file: str, fields: Mapping[str, Kind
     check(config, fields, file)
     if fields is not FIELDS:
         return
+    check(config.get("linear_attn_config") or {}, LINEAR_FIELDS, file, "linear_attn_config.")
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name) or {}
         check(rope, ROPE_FIELDS, file, f"{name}.")

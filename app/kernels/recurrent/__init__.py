@@ -94,7 +94,8 @@ class DeltaHeads:
 
 @dataclass(slots=True, frozen=True)
 class DeltaGates:
-    """Holds what decides how much of the state a token keeps and changes, of Hv heads.
+    """Holds what decides how much of the state a token keeps and changes, of Hv heads; in `channel_delta` a and dt_bias
+    are of Hv Dk channels.
 
     A token's decay is exp(-exp(a_log) softplus(a + dt_bias)), its rate sigmoid(b) times `rate_scale`.
     """
@@ -103,12 +104,12 @@ class DeltaGates:
     b: torch.Tensor  # [T, Hv]
     a_log: torch.Tensor  # fp32 [Hv]
     dt_bias: torch.Tensor  # fp32 [Hv]
-    rate_scale: float = 1.0  # 2: what a token corrects may change its sign (Grazzi et al., 2024)
+    rate_scale: float = 1.0  # of decays by head; 2: what a token corrects may change its sign (Grazzi et al., 2024)
 
 
 @dataclass(slots=True, frozen=True)
 class GatedNorm:
-    """An RMS norm of each head, its weight, then times silu of a gate."""
+    """An RMS norm of each head, its weight, then times silu of a gate, or in `channel_delta` its sigmoid."""
 
     gate: torch.Tensor  # [T, Hv * Dv]
     weight: torch.Tensor  # [Dv]
@@ -156,6 +157,8 @@ class RecurrentOps:
     # (mixed [T, 2 Hk Dk + Hv Dv]: queries, keys, values, heads, gates, norm, states fp32 [slots, Hv, Dv, Dk], step)
     # -> [T, Hv * Dv]: Gated Delta Networks (Yang et al., 2024), of normed queries and keys
     gated_delta: Callable[..., torch.Tensor]
+    # The same where each key channel decays by itself, and Hk = Hv: Kimi Delta Attention (arXiv 2510.26692)
+    channel_delta: Callable[..., torch.Tensor]
     # (inputs: SpaceInputs, states fp32 [slots, H, P, N], step) -> [T, H, P]: Mamba 2 (Dao and Gu, 2024)
     state_space: Callable[..., torch.Tensor]
     # (inputs: ScanInputs, states fp32 [slots, D, N], step) -> [T, D]: Mamba (Gu and Dao, 2023)

@@ -42,16 +42,40 @@ def gated_delta(
     step: StateStep,
 ) -> torch.Tensor:
     """mixed [T, 2 Hk Dk + Hv Dv] -> [T, Hv * Dv]."""
-    query, key, value = delta_parts(mixed, heads)
     log_decay, rate = delta_gates(gates)
+    return gated_norm(_delta(delta_parts(mixed, heads), log_decay[..., None], rate, states, step), norm)
+
+
+def channel_delta(
+    mixed: torch.Tensor,
+    heads: DeltaHeads,
+    gates: DeltaGates,
+    norm: GatedNorm,
+    states: torch.Tensor,
+    step: StateStep,
+) -> torch.Tensor:
+    """mixed [T, 3 H D] -> [T, H * D]."""
+    log_decay, rate = channel_gates(gates, heads)
+    return sigmoid_norm(_delta(delta_parts(mixed, heads), log_decay, rate, states, step), norm)
+
+
+def _delta(
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    log_decay: torch.Tensor,
+    rate: torch.Tensor,
+    states: torch.Tensor,
+    step: StateStep,
+) -> torch.Tensor:
+    """Returns what states give, [T, Hv, Dv]; log_decay [T, Hv, 1 or Dk]."""
+    query, key, value = parts
     out = torch.empty_like(value)
     for tokens, state in _requests(states, step):
         for t in range(tokens.start, tokens.stop):
-            state.x = state.x * log_decay[t].exp()[:, None, None]
+            state.x = state.x * log_decay[t].exp()[:, None, :]
             change = (value[t] - torch.einsum("hvk,hk->hv", state.x, key[t])) * rate[t, :, None]
             state.x = state.x + torch.einsum("hv,hk->hvk", change, key[t])
             out[t] = torch.einsum("hvk,hk->hv", state.x, query[t])
-    return gated_norm(out, norm)
+    return out
 
 
 def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> torch.Tensor:
@@ -95,10 +119,24 @@ def delta_gates(gates: DeltaGates) -> tuple[torch.Tensor, torch.Tensor]:
     return -gates.a_log.exp() * F.softplus(gates.a.float() + gates.dt_bias), rate
 
 
+def channel_gates(gates: DeltaGates, heads: DeltaHeads) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of channels that decay by themselves: fp32 [T, H, Dk] and [T, H]."""
+    dt = F.softplus(gates.a.float() + gates.dt_bias).view(len(gates.a), heads.num_values, heads.key_dim)
+    return -gates.a_log.exp()[:, None] * dt, gates.b.float().sigmoid()
+
+
 def gated_norm(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
     """fp32 [T, Hv, Dv] -> [T, Hv * Dv] in the gate's type."""
-    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()
-    return (normed.flatten(1) * F.silu(norm.gate.float())).to(norm.gate.dtype)
+    return (_normed(x, norm) * F.silu(norm.gate.float())).to(norm.gate.dtype)
+
+
+def sigmoid_norm(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
+    """The same with a sigmoid."""
+    return (_normed(x, norm) * norm.gate.float().sigmoid()).to(norm.gate.dtype)
+
+
+def _normed(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()).flatten(1)
 
 
 def space_parts(inputs: SpaceInputs) -> tuple[torch.Tensor, ...]:
@@ -127,5 +165,9 @@ def _requests(states: torch.Tensor, step: StateStep) -> Iterator[tuple[slice, _S
 
 
 OPS = RecurrentOps(
-    causal_conv=causal_conv, gated_delta=gated_delta, state_space=state_space, selective_scan=selective_scan
+    causal_conv=causal_conv,
+    gated_delta=gated_delta,
+    channel_delta=channel_delta,
+    state_space=state_space,
+    selective_scan=selective_scan,
 )

@@ -17,7 +17,14 @@ from app.kernels.recurrent import (
     SpaceInputs,
     StateStep,
 )
-from app.kernels.recurrent.reference import delta_gates, delta_parts, gated_norm, space_parts
+from app.kernels.recurrent.reference import (
+    channel_gates,
+    delta_gates,
+    delta_parts,
+    gated_norm,
+    sigmoid_norm,
+    space_parts,
+)
 
 # (state [B, ...] before some tokens, tokens [B, L]) -> (what they give [B, L, ...], the state behind them)
 Advance = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -86,6 +93,37 @@ def gated_delta(
     return gated_norm(_run(advance, states, step, value), norm)
 
 
+def channel_delta(
+    mixed: torch.Tensor,
+    heads: DeltaHeads,
+    gates: DeltaGates,
+    norm: GatedNorm,
+    states: torch.Tensor,
+    step: StateStep,
+) -> torch.Tensor:
+    """The same as `reference.channel_delta`: as `gated_delta`, pairs of tokens summed channel by channel."""
+    query, key, value = delta_parts(mixed, heads)
+    log_decay, rate = channel_gates(gates, heads)
+
+    def advance(state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, total = (part[tokens].transpose(1, 2) for part in (query, key, value, log_decay.double()))
+        beta = rate[tokens].transpose(1, 2)[..., None]
+        total = total.cumsum(2)  # [B, H, L, Dk]
+        between = _between(total.transpose(2, 3)).permute(0, 1, 3, 4, 2)  # [B, H, L, L, Dk]
+        decayed, left = total.exp().float(), (total[:, :, -1:] - total).exp().float()
+        past = between * k[:, :, None]
+        system = (k[:, :, :, None] * past).sum(-1) * beta
+        right = torch.cat((v, k * decayed), dim=3) * beta
+        solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        new, read = torch.split(solved, [v.shape[3], k.shape[3]], dim=3)
+        change = new - read @ state.transpose(2, 3)
+        out = (q * decayed) @ state.transpose(2, 3) + (q[:, :, :, None] * past).sum(-1) @ change
+        state = state * decayed[:, :, -1:] + change.transpose(2, 3) @ (k * left)
+        return out.transpose(1, 2), state
+
+    return sigmoid_norm(_run(advance, states, step, value, chunk=16), norm)
+
+
 def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> torch.Tensor:
     """The same as `reference.state_space`: within a chunk it is attention with a decay (their dual form)."""
     x, b, c, dt, log_decay = space_parts(inputs)
@@ -126,14 +164,16 @@ def _between(total: torch.Tensor) -> torch.Tensor:
     return difference.masked_fill(above, float("-inf")).exp().float()
 
 
-def _run(advance: Advance, states: torch.Tensor, step: StateStep, like: torch.Tensor) -> torch.Tensor:
+def _run(
+    advance: Advance, states: torch.Tensor, step: StateStep, like: torch.Tensor, chunk: int = CHUNK
+) -> torch.Tensor:
     """Take all states through their tokens; returns what these give, shaped as `like`."""
     out = torch.empty_like(like)
     for rows, tokens in _parts(step):
         state = _read(states, step.sources[rows])
-        for chunk in torch.split(tokens, CHUNK, dim=1):
-            given, state = advance(state, chunk)
-            out[chunk.flatten()] = given.flatten(0, 1)
+        for part in torch.split(tokens, chunk, dim=1):
+            given, state = advance(state, part)
+            out[part.flatten()] = given.flatten(0, 1)
         _write(states, step.slots[rows], state)
     return out
 
@@ -160,5 +200,9 @@ def _write(states: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> N
 
 
 OPS = RecurrentOps(
-    causal_conv=causal_conv, gated_delta=gated_delta, state_space=state_space, selective_scan=selective_scan
+    causal_conv=causal_conv,
+    gated_delta=gated_delta,
+    channel_delta=channel_delta,
+    state_space=state_space,
+    selective_scan=selective_scan,
 )

@@ -166,8 +166,9 @@ def delta_scan_kernel(
 @quick_launch
 @triton.jit
 def gated_norm_kernel(
-    p_x, p_gate, p_weight, p_out, stride_gate, eps, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
-):
+    p_x, p_gate, p_weight, p_out, stride_gate, eps, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    SIGMOID: tl.constexpr,
+):  # fmt: skip
     """Grid (T, H)."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_d = tl.arange(0, BD)
@@ -175,7 +176,9 @@ def gated_norm_kernel(
     b_x = tl.load(p_x + (i_t * H + i_h) * D + o_d, mask=m_d, other=0.0).to(tl.float32)
     b_gate = tl.load(p_gate + i_t * stride_gate + i_h * D + o_d, mask=m_d, other=0.0).to(tl.float32)
     b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / D + eps) * b_weight * b_gate * tl.sigmoid(b_gate)
+    b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / D + eps) * b_weight * tl.sigmoid(b_gate)
+    if not SIGMOID:
+        b_x *= b_gate
     tl.store(p_out + (i_t * H + i_h) * D + o_d, b_x.to(p_out.dtype.element_ty), mask=m_d)
 
 
@@ -250,5 +253,5 @@ def _many_tokens(
     gate = norm.gate[base:]
     gated_norm_kernel[shape](
         raw, gate, norm.weight, out[base:], gate.stride(0), norm.eps,
-        H=h.num_values, D=h.value_dim, BD=next_power_of_2(h.value_dim), num_warps=1,
+        H=h.num_values, D=h.value_dim, BD=next_power_of_2(h.value_dim), SIGMOID=False, num_warps=1,
     )  # fmt: skip

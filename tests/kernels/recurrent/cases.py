@@ -86,9 +86,13 @@ def wide(num_tokens: int, width: int, seed: int) -> torch.Tensor:
     return randn(num_tokens, width + 24, seed=seed)[:, 8 : 8 + width]
 
 
-def delta_inputs(case: Case, heads: DeltaHeads) -> tuple[torch.Tensor, DeltaGates, GatedNorm]:
+def delta_inputs(
+    case: Case, heads: DeltaHeads, *, by_channel: bool = False
+) -> tuple[torch.Tensor, DeltaGates, GatedNorm]:
     num_tokens, h = case.num_tokens, heads.num_values
-    gates = DeltaGates(wide(num_tokens, h, 2), wide(num_tokens, h, 3), randn(h, seed=4, scale=0.5), randn(h, seed=5))
+    decays = h * heads.key_dim if by_channel else h
+    a, b = wide(num_tokens, decays, 2), wide(num_tokens, h, 3)
+    gates = DeltaGates(a, b, randn(h, seed=4, scale=0.5), randn(decays, seed=5), 1.0 if by_channel else 1.7)
     norm = GatedNorm(wide(num_tokens, h * heads.value_dim, 6), 1 + randn(heads.value_dim, seed=7, scale=0.1), 1e-6)
     return wide(num_tokens, sum(heads.widths), 1), gates, norm
 

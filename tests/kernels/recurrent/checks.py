@@ -24,8 +24,9 @@ def check(
     assert found.shape == expected.shape
     assert found.isfinite().all(), "padding too"
     assert expected[:live].isfinite().all()
-    torch.testing.assert_close(found[:live], expected[:live], rtol=2e-4, atol=2e-5)
-    torch.testing.assert_close(states[1], states[0], rtol=2e-4, atol=2e-5, equal_nan=True)
+    within = 2e-5 if cases.DEVICE == "cpu" else 1e-4  # a GPU adds up in other orders
+    torch.testing.assert_close(found[:live], expected[:live], rtol=2e-4, atol=within)
+    torch.testing.assert_close(states[1], states[0], rtol=2e-4, atol=within, equal_nan=True)
     written = sum(slot >= 0 for slot in step.slots.tolist())
     assert int(states[0].flatten(1).isnan().any(1).sum()) == cases.SLOTS - written
 
@@ -48,6 +49,16 @@ def check_delta(ops: RecurrentOps, case: Case, heads: DeltaHeads) -> None:
         case,
         (heads.num_values, heads.value_dim, heads.key_dim),
         lambda ops, states, step: ops.gated_delta(mixed, heads, gates, norm, states, step),
+        ops,
+    )
+
+
+def check_channel_delta(ops: RecurrentOps, case: Case, heads: DeltaHeads) -> None:
+    mixed, gates, norm = cases.delta_inputs(case, heads, by_channel=True)
+    check(
+        case,
+        (heads.num_values, heads.value_dim, heads.key_dim),
+        lambda ops, states, step: ops.channel_delta(mixed, heads, gates, norm, states, step),
         ops,
     )
 

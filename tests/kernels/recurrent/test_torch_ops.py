@@ -24,6 +24,11 @@ def test_gated_delta(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
+def test_channel_delta(name: str) -> None:
+    checks.check_channel_delta(OPS, CASES[name], DeltaHeads(2, 2, 16, 24))
+
+
+@pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.05, 0.5)])
 def test_state_space(name: str, limit: tuple[float, float]) -> None:
     checks.check_space(OPS, CASES[name], limit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,6 +27,12 @@ def test_gated_delta(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
+def test_channel_delta(name: str) -> None:
+    heads = DeltaHeads(2, 2, 24, 40) if name in ("mixed", "decode") else DeltaHeads(1, 1, 16, 16)
+    checks.check_channel_delta(OPS, CASES[name], heads)
+
+
+@pytest.mark.parametrize("name", list(CASES))
 def test_state_space(name: str) -> None:
     limit = (0.05, 0.5) if name == "mixed" else (0.0, float("inf"))
     checks.check_space(OPS, CASES[name], limit)
@@ -42,7 +50,7 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     step, part = cases.step_of(case), slice(7, 70)
     states = cases.states(heads.num_values, heads.value_dim, heads.key_dim, step=step)
     together = OPS.gated_delta(mixed, heads, gates, norm, states, step)
-    own_gates = type(gates)(gates.a[part], gates.b[part], gates.a_log, gates.dt_bias)
+    own_gates = replace(gates, a=gates.a[part], b=gates.b[part])
     own_norm = type(norm)(norm.gate[part], norm.weight, norm.eps)
     own = OPS.gated_delta(mixed[part], heads, own_gates, own_norm, torch.full_like(states, 7.0), cases.step_of(alone))
     assert torch.equal(own, together[part])
@@ -51,16 +59,25 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", list(CASES))
-def test_in_16_bits(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("op", "heads"),
+    [
+        ("gated_delta", DeltaHeads(2, 4, 128, 128)),
+        ("gated_delta", DeltaHeads(4, 4, 96, 192)),
+        ("channel_delta", DeltaHeads(4, 4, 128, 128)),
+    ],
+    ids=["qwen", "olmo", "kimi"],
+)
+def test_in_16_bits(op: str, heads: DeltaHeads, name: str, dtype: torch.dtype) -> None:
     """Rounded inputs through the kernels, and through the reference in fp32."""
-    case, heads = CASES[name], DeltaHeads(2, 4, 128, 128)
-    mixed, gates, norm = cases.delta_inputs(case, heads)
+    case = CASES[name]
+    mixed, gates, norm = cases.delta_inputs(case, heads, by_channel=op == "channel_delta")
     mixed, gate = mixed.to(dtype), norm.gate.to(dtype)
     step = cases.step_of(case)
-    states = cases.states(4, 128, 128, step=step)
-    expected = reference.OPS.gated_delta(
+    states = cases.states(heads.num_values, heads.value_dim, heads.key_dim, step=step)
+    expected = getattr(reference.OPS, op)(
         mixed.float(), heads, gates, type(norm)(gate.float(), norm.weight, norm.eps), states.clone(), step
     )
-    found = OPS.gated_delta(mixed, heads, gates, type(norm)(gate, norm.weight, norm.eps), states, step)
+    found = getattr(OPS, op)(mixed, heads, gates, type(norm)(gate, norm.weight, norm.eps), states, step)
     live = case.num_tokens - case.padded * max(case.each, 1)
     assert ((found.float() - expected)[:live].abs().max() / expected[:live].abs().max()) < 0.03

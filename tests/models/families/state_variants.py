@@ -49,6 +49,13 @@ MINIMAX = {
     **{"linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.3},
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
+KIMI = {
+    **{"num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 8},
+    **{"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "linear_head_dim": 24},
+    **{"linear_num_heads": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 48},
+    "layer_types": ["full_attention", *["linear_attention"] * 2, "full_attention", "linear_attention"],
+    **{"pad_token_id": 0, "without": ["head_dim"]},
+}
 # As wide for keys as for values: transformers (5.17) saves the three convolutions in thirds, however wide they are.
 OLMO = {
     **{**DELTA, "linear_num_key_heads": 4, "linear_key_head_dim": 24, "num_key_value_heads": 2},
@@ -91,6 +98,7 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "jamba": ("jamba", JAMBA),
     "minimax": ("minimax", MINIMAX),
+    "kimi_linear": ("kimi_linear", KIMI),
     "olmo_hybrid": ("olmo_hybrid", OLMO),
     "olmo_hybrid-rope": ("olmo_hybrid", {**OLMO, **ROPE, "linear_allow_neg_eigval": False}),
 }

@@ -25,6 +25,8 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
     heads = {name: count for name, count in HEADS.items() if name not in changes.get("without", ())}
     if changes.get("hidden_size") == 72:
         heads = {**heads, "num_attention_heads": 2}  # of 36
+    if "kv_lora_rank" in changes:
+        heads = {**heads, "num_key_value_heads": heads["num_attention_heads"]}
     check_layout(family, {**changes, **heads}, LAYOUTS[layout])
 
 
