@@ -101,6 +101,7 @@ loadtest: setup-dev  ## a short load test of a server that it starts itself; rep
 
 acceptance: setup-dev  ## the long and the timed checks, and whole grids; figures and outcomes go to results/
 	$(BIN)/python -m pytest -m slow tests --outcomes results/acceptance_tests.json $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(ORDINARY)" --part grids tests --outcomes results/acceptance_grids.json $(PYTEST_ARGS)
 
 clean:  ## remove .venv, caches and results
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -20,7 +20,7 @@ import pytest_timeout
 
 from tests import limits
 from tests.outcomes import outcomes_of
-from tests.parts import PARTS, Stopwatch, measured, short_part
+from tests.parts import PARTS, Stopwatch, measured, parts, suites
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -165,10 +165,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the asked part of the suite; skip what needs GPUs this machine has not got; tests over the shared Ray
     cluster come last, as one process joins one cluster at a time."""
     if (part := config.getoption("--part")) is not None:
-        short = short_part((item.nodeid for item in items), measured())
-        left_out = [item for item in items if (item.nodeid in short) != (part == "short")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if (item.nodeid in short) == (part == "short")]
+        folders = [path for paths in suites().values() for path in paths]
+        found = parts([item.nodeid for item in items], measured(), folders)
+        config.hook.pytest_deselected(items=[item for item in items if found[item.nodeid] != part])
+        items[:] = [item for item in items if found[item.nodeid] == part]
     items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))
     needs = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needs.items() if item.get_closest_marker(name)]

@@ -1,20 +1,28 @@
 """Parts the suite by the seconds that each test took when they were last measured (`tests/seconds.json`).
 
-`make test` runs the short part: tests of at most `LONGEST_S`, and of each file at least the quickest. `make test-full`
-runs the rest. A test without a measurement is in the short part. `pytest --seconds FILE` measures: the file keeps what
-took at least `NOTED_S`, as the others need no line. A fixture's seconds do not count: whoever comes first pays them.
+`make test` runs the short part: tests of at most `LONGEST_S`, and of each file at least the quickest; of a folder in
+the Makefile's two suites of processes, where each file starts servers of its own, the file with the quickest alone.
+`make test-full` runs the rest, but for what is left of a grid (the variants of one test function) once those that a
+seed chose have taken `GRID_S`: that is for `make acceptance`. A test without a measurement is quick. `pytest --seconds
+FILE` measures: the file keeps what took at least `NOTED_S`, as the others need no line. A fixture's seconds do not
+count: whoever comes first pays them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import random
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 SECONDS = Path(__file__).parent / "seconds.json"
 LONGEST_S = 0.5
 NOTED_S = 0.5
-PARTS = ("short", "rest")
+GRID_S = 4.0
+FEWEST = 2  # variants of a grid that run, however long they take
+PARTS = ("short", "rest", "grids")
 
 
 def measured() -> dict[str, float]:
@@ -23,13 +31,58 @@ def measured() -> dict[str, float]:
     return seconds
 
 
-def short_part(names: Iterable[str], seconds: Mapping[str, float], longest_s: float = LONGEST_S) -> set[str]:
+def suites() -> dict[str, list[str]]:
+    """Files and folders of the Makefile's suites of processes, by suite."""
+    lists = re.findall(r"^(SERVERS|WORKERS) \S?= \$\(addprefix tests/,(.*)\)$", (ROOT / "Makefile").read_text(), re.M)
+    found: dict[str, list[str]] = {}
+    for name, words in lists:
+        found.setdefault(name, []).extend(f"tests/{word}" for word in words.split())
+    return found
+
+
+def parts(
+    names: Collection[str], seconds: Mapping[str, float], folders: Iterable[str], seed: int = 0
+) -> dict[str, str]:
+    """The part of each test, by node id; `folders` are those of the suites of processes."""
+    short = short_part(names, seconds, tuple(folders))
+    left = left_of_grids([name for name in names if name not in short], seconds, seed)
+    return {name: "short" if name in short else "grids" if name in left else "rest" for name in names}
+
+
+def short_part(names: Collection[str], seconds: Mapping[str, float], folders: tuple[str, ...] = ()) -> set[str]:
     """Node ids of the short part of a suite."""
-    files: dict[str, list[str]] = {}
+    quickest: dict[str, str] = {}  # by file, or by folder of processes
     for name in names:
-        files.setdefault(name.partition("::")[0], []).append(name)
-    quickest = {min(tests, key=lambda name: seconds.get(name, 0.0)) for tests in files.values()}
-    return quickest | {name for tests in files.values() for name in tests if seconds.get(name, 0.0) <= longest_s}
+        place = _place(name, folders)
+        if place not in quickest or seconds.get(name, 0.0) < seconds.get(quickest[place], 0.0):
+            quickest[place] = name
+    files = {_file(name) for name in quickest.values()}
+    quick = {name for name in names if seconds.get(name, 0.0) <= LONGEST_S and _file(name) in files}
+    return quick | set(quickest.values())
+
+
+def left_of_grids(names: Iterable[str], seconds: Mapping[str, float], seed: int) -> set[str]:
+    """Node ids of variants that no sample of their grid holds."""
+    grids: dict[str, list[str]] = {}
+    for name in sorted(names):
+        grids.setdefault(name.partition("[")[0], []).append(name)
+    left: set[str] = set()
+    for function, variants in grids.items():
+        random.Random(f"{seed} {function}").shuffle(variants)
+        spent_s = 0.0
+        for index, name in enumerate(variants):
+            spent_s += seconds.get(name, 0.0)
+            if index >= FEWEST and spent_s > GRID_S:
+                left.add(name)
+    return left
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def _place(name: str, folders: tuple[str, ...]) -> str:
+    return next((folder for folder in folders if name.startswith(f"{folder}/")), _file(name))
 
 
 class Stopwatch:

@@ -1,11 +1,11 @@
-"""The two parts of the suite: each test is in one of them, and each file in the short one."""
+"""The parts of the suite: each test is in one of them, and each file in the short one, but for those of servers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.parts import Stopwatch, measured, short_part
+from tests.parts import FEWEST, GRID_S, Stopwatch, left_of_grids, measured, parts, short_part
 
 NAMES = ["a.py::quick", "a.py::slow", "b.py::slow", "b.py::slower", "c.py::new"]
 SECONDS = {"a.py::slow": 9.0, "b.py::slow": 8.0, "b.py::slower": 8.5, "gone.py::test": 1.0}
@@ -13,8 +13,28 @@ SECONDS = {"a.py::slow": 9.0, "b.py::slow": 8.0, "b.py::slower": 8.5, "gone.py::
 
 def test_long_tests_are_the_rest_but_each_file_keeps_its_quickest() -> None:
     assert short_part(NAMES, SECONDS) == {"a.py::quick", "b.py::slow", "c.py::new"}
-    assert short_part(NAMES, SECONDS, longest_s=8.2) == {"a.py::quick", "b.py::slow", "c.py::new"}
-    assert short_part(NAMES, SECONDS, longest_s=9.0) == set(NAMES)
+
+
+def test_a_folder_of_processes_keeps_the_file_with_its_quickest() -> None:
+    names = ["e2e/a.py::x", "e2e/a.py::y", "e2e/b.py::x", "e2e/b.py::y", "f.py::x"]
+    seconds = {"e2e/a.py::x": 3.0, "e2e/a.py::y": 4.0, "e2e/b.py::x": 2.0}
+    assert short_part(names, seconds, ("e2e",)) == {"e2e/b.py::y", "f.py::x"}
+
+
+def test_of_a_grid_runs_what_a_seed_chooses() -> None:
+    grid = {f"a.py::grid[{i}]": GRID_S / 4 for i in range(10)}
+    long = {f"a.py::long[{i}]": 9.0 for i in range(5)}
+    left = left_of_grids([*grid, *long, "a.py::one"], {**grid, **long, "a.py::one": 60.0}, seed=0)
+    assert len(left & grid.keys()) == 6
+    assert len(left & long.keys()) == 5 - FEWEST
+    assert "a.py::one" not in left
+    assert left != left_of_grids([*grid, *long], {**grid, **long}, seed=1)
+
+
+def test_each_test_is_in_one_part() -> None:
+    names = [*NAMES, *(f"d.py::grid[{i}]" for i in range(4)), "d.py::quick"]
+    found = parts(names, {**SECONDS, **{f"d.py::grid[{i}]": 3.0 for i in range(4)}}, ())
+    assert [list(found.values()).count(part) for part in ("short", "rest", "grids")] == [4, 4, 2]
 
 
 def test_a_measurement_replaces_the_one_before_and_leaves_out_what_is_quick(tmp_path: Path) -> None:

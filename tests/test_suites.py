@@ -8,19 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.parts import ROOT, suites
+
 STARTS = re.compile(
     r"\bServeProcess\b|\bray_cluster\b|\bray\.init\(|\bRayWorkersExecutor\(|\bLocalProcessesExecutor\b|\bSeries\("
 )
-
-
-def suites() -> dict[str, list[str]]:
-    """Files and folders of each, as the Makefile lists them."""
-    lists = re.findall(r"^(SERVERS|WORKERS) \S?= \$\(addprefix tests/,(.*)\)$", (ROOT / "Makefile").read_text(), re.M)
-    found: dict[str, list[str]] = {}
-    for name, words in lists:
-        found.setdefault(name, []).extend(f"tests/{word}" for word in words.split())
-    return found
 
 
 def test_the_lists_name_what_there_is_once() -> None:
