@@ -135,6 +135,43 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 512, "tie_word_embeddings": True, "rope_theta": 1e4, "eos_token_id": 2,
     },
 }  # fmt: skip
+_QWEN3_VL = {
+    "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
+    "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+}  # fmt: skip
+_QWEN3_VL_TEXT = {
+    "model_type": "qwen3_vl_text", "head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936,
+    "max_position_embeddings": 262144, "rope_theta": 5e6, "eos_token_id": 151645,
+    "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]},
+}  # fmt: skip
+_QWEN3_VL_VISION = {
+    "num_heads": 16, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "num_position_embeddings": 2304, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3,
+}  # fmt: skip
+SHAPES |= {
+    "qwen3-vl-8b": {
+        **_QWEN3_VL, "tie_word_embeddings": False,
+        "text_config": {
+            **_QWEN3_VL_TEXT, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+        },
+        "vision_config": {
+            **_QWEN3_VL_VISION, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 4096,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+    },
+    "tiny-vl": {  # so that a benchmark can be tried where there is no GPU
+        **_QWEN3_VL, "tie_word_embeddings": True,
+        "text_config": {
+            **_QWEN3_VL_TEXT, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
+        },
+        "vision_config": {
+            **_QWEN3_VL_VISION, "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48,
+            "out_hidden_size": 64, "deepstack_visual_indexes": [0],
+        },
+    },
+}  # fmt: skip
 _GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True, "lm_head": False,
     "checkpoint_format": "gptq",

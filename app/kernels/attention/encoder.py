@@ -32,6 +32,7 @@ class EncoderGroup:
     mask: torch.Tensor | None  # bool [n, 1, 1, L], True = a token of the text; None: no padding
     kept: torch.Tensor | None  # int64, which of `tokens` are no padding
     targets: torch.Tensor  # int64, the rows that they stand for
+    first: int | None = None  # row of the first token, where texts of one length lie side by side: nothing is gathered
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,7 +64,9 @@ def _group(texts: list[tuple[int, int]], device: torch.device) -> EncoderGroup:
     offsets = torch.arange(longest)
     tokens = (firsts + torch.minimum(offsets, lengths - 1)).view(-1)
     if texts[0][1] == longest:
-        return EncoderGroup(tokens.to(device), (len(texts), longest), None, None, tokens.to(device))
+        rows = tokens.to(device)
+        lie_together = all(first == texts[0][0] + place * longest for place, (first, _) in enumerate(texts))
+        return EncoderGroup(rows, (len(texts), longest), None, None, rows, texts[0][0] if lie_together else None)
     real = offsets < lengths
     kept = real.view(-1).nonzero().squeeze(1)
     mask = real[:, None, None].to(device)
@@ -93,6 +96,8 @@ def encoder_attention(
         q, k, v = (_padded(x, group) for x in (query, key, value))
         attended = _attended(q, k, v, _mask(group, seen), scale, window, bias)
         rows = attended.transpose(1, 2).reshape(-1, *query.shape[1:])
+        if len(rows) == len(query) and group.first is not None:  # all there is
+            return rows
         out.index_copy_(0, group.targets, rows if group.kept is None else rows.index_select(0, group.kept))
     return out
 
@@ -180,4 +185,7 @@ def naive_encoder_attention(
 
 def _padded(x: torch.Tensor, group: EncoderGroup) -> torch.Tensor:
     """[T, H, D] -> [n, H, L, D]."""
+    if group.first is not None:
+        own = x[group.first : group.first + group.shape[0] * group.shape[1]]
+        return own.unflatten(0, group.shape).transpose(1, 2)
     return x.index_select(0, group.tokens).view(*group.shape, *x.shape[1:]).transpose(1, 2)

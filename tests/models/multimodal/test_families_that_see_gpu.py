@@ -1,0 +1,48 @@
+"""Families that see on a GPU, through the whole engine with its graphs: tokens are transformers' on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.in_process import InProcessExecutor
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from tests.engine.core_driver import KEY, run
+from tests.models.multimodal.test_families_that_see import PROMPTS
+from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(300),
+]
+MAX_TOKENS = 6
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": chunk, "num_blocks": 128}
+    config = EngineConfig(
+        model=str(tiny_media_model(name)), device="cuda", dtype="float32", max_model_len=256, max_item_tokens=64,
+        encoder_cache_bytes=1 << 20, **options,
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
+    core.start()
+    try:
+        params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, seed=0)
+        prompts = [prompt_of(name, parts) for parts in PROMPTS]
+        requests = [
+            EngineRequest(f"r{i}", tokens, params, asks=(ask,) if ask.items else ())
+            for i, (tokens, ask) in enumerate(prompts)
+        ]
+        found = run(core, requests).tokens
+        assert [found[f"r{i}"] for i in range(len(prompts))] == [judged(name, *own, MAX_TOKENS)[1] for own in prompts]
+    finally:
+        core.shutdown()
