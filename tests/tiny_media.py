@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ QWEN3_EYES = {
 QWEN3_TEXT = {**TEXT, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}}
 
 
+Layout = tuple[tuple[int, ...], tuple[int, int, int], int]  # shape of the pixels, grid, placeholders
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A family's tiny configuration, and how a picture of it is told transformers."""
@@ -57,32 +61,67 @@ class Tiny:
     kind: str
     config: dict[str, Any]
     judge: Callable[[Sequence[MediaItem]], dict[str, torch.Tensor]]
-    patch: int = 4
-    merge: int = 2
-    mean: float = 0.5
-    std: float = 0.5
+    layout: Callable[[int, int], Layout]  # of a picture of so many rows and columns of patches
     has_types: bool = True  # it wants to be told which tokens are pictures
+    has_breaks: bool = False  # a token of text behind each row
 
 
-def normalized(item: MediaItem, mean: Any = 0.5, std: Any = 0.5) -> torch.Tensor:
+def normalized(item: MediaItem) -> torch.Tensor:
     """Pixels as transformers' models read them, channels in the second place."""
     pixels = torch.from_numpy(np.frombuffer(item.pixels, np.uint8).reshape(item.shape).copy()).float() / 255
     shape = (1, 3, *[1] * (pixels.ndim - 2))
-    mean, std = (torch.tensor(one).expand(3).view(shape) for one in (mean, std))
+    mean, std = (torch.tensor(one).view(shape) for one in (MEAN, STD))
     return (pixels - mean) / std
 
 
-CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+MEAN, STD = [0.48, 0.45, 0.4], [0.27, 0.25, 0.3]
 
 
-def _qwen(mean: Any = 0.5, std: Any = 0.5) -> Callable[[Sequence[MediaItem]], dict[str, torch.Tensor]]:
-    def judge(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
-        rows = [normalized(item, mean, std).unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1) for item in items]
-        return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor([item.grid for item in items])}
-
-    return judge
+def _qwen(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    rows = [normalized(item).unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1) for item in items]
+    return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor([item.grid for item in items])}
 
 
+def _qwen_layout(rows: int, columns: int) -> Layout:
+    return (rows * columns, 3, 4, 4), (1, rows, columns), rows * columns // 4
+
+
+def _tiles(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.cat([normalized(item) for item in items])}
+
+
+def _tile_layout(each: int, *, several: bool) -> Callable[[int, int], Layout]:
+    """Of `each` placeholders a tile."""
+
+    def layout(rows: int, columns: int) -> Layout:
+        tiles = 1 + (rows + columns) % 3 if several else 1
+        return (tiles, 3, 16, 16), (tiles, 4, 4), tiles * each
+
+    return layout
+
+
+def _of_any_size(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    sizes = [item.shape[2:] for item in items]
+    pixels = torch.zeros(len(items), 3, *(max(side) for side in zip(*sizes, strict=True)))
+    for own, item, (height, width) in zip(pixels, items, sizes, strict=True):
+        own[:, :height, :width] = normalized(item)[0]
+    return {"pixel_values": pixels, "image_sizes": torch.tensor(sizes)}
+
+
+def _any_layout(merge: int) -> Callable[[int, int], Layout]:
+    def layout(rows: int, columns: int) -> Layout:
+        return (1, 3, rows * 4, columns * 4), (1, rows, columns), rows * columns // merge**2
+
+    return layout
+
+
+LLAMA = {**TEXT, "model_type": "llama"}
+EYES = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
+    **{"image_size": 16, "patch_size": 4},
+}
+PIXTRAL = {**EYES, "model_type": "pixtral", "head_dim": 16}
+FULL = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
 QWEN25_EYES = {**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16}
 MODELS: dict[str, Tiny] = {
     "qwen2_vl": Tiny(
@@ -98,7 +137,8 @@ MODELS: dict[str, Tiny] = {
                 "initializer_range": 0.2,
             },
         },
-        _qwen(*CLIP),
+        _qwen,
+        _qwen_layout,
     ),
     "qwen2_5_vl": Tiny(
         "qwen2_5_vl",
@@ -107,9 +147,12 @@ MODELS: dict[str, Tiny] = {
             "text_config": {**TEXT, "rope_parameters": SECTIONS},
             "vision_config": {**QWEN25_EYES, "fullatt_block_indexes": [1], "initializer_range": 0.2},
         },
-        _qwen(*CLIP),
+        _qwen,
+        _qwen_layout,
     ),
-    "qwen3_vl": Tiny("qwen3_vl", {**QWEN_IDS, "text_config": QWEN3_TEXT, "vision_config": QWEN3_EYES}, _qwen()),
+    "qwen3_vl": Tiny(
+        "qwen3_vl", {**QWEN_IDS, "text_config": QWEN3_TEXT, "vision_config": QWEN3_EYES}, _qwen, _qwen_layout
+    ),
     "qwen3_vl_moe": Tiny(
         "qwen3_vl_moe",
         {
@@ -117,7 +160,80 @@ MODELS: dict[str, Tiny] = {
             "text_config": {**QWEN3_TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
             "vision_config": QWEN3_EYES,
         },
-        _qwen(),
+        _qwen,
+        _qwen_layout,
+    ),
+    "llava": Tiny(
+        "llava",
+        {
+            "image_token_index": IMAGE,
+            "text_config": LLAMA,
+            "vision_config": {**EYES, "model_type": "clip_vision_model"},
+        },
+        _tiles,
+        _tile_layout(16, several=False),
+        has_types=False,
+    ),
+    "pixtral": Tiny(
+        "llava",
+        {
+            **{"image_token_index": IMAGE, "text_config": {**TEXT, "model_type": "mistral"}, "vision_config": PIXTRAL},
+            **FULL,
+        },
+        _of_any_size,
+        _any_layout(1),
+        has_types=False,
+        has_breaks=True,
+    ),
+    "mistral3": Tiny(
+        "mistral3",
+        {
+            **{"image_token_index": IMAGE, "text_config": {**TEXT, "model_type": "mistral"}, "vision_config": PIXTRAL},
+            "spatial_merge_size": 2,
+        },
+        _of_any_size,
+        _any_layout(2),
+        has_types=False,
+        has_breaks=True,
+    ),
+    "internvl": Tiny(
+        "internvl",
+        {
+            "image_token_id": IMAGE,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {**EYES, "image_size": [16, 16], "patch_size": [4, 4], "attention_bias": True},
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        has_types=False,
+    ),
+    "internvl-6b": Tiny(
+        "internvl",
+        {
+            "image_token_id": IMAGE,
+            "text_config": {**TEXT, "model_type": "qwen3"},
+            "vision_config": {
+                **{**EYES, "image_size": [16, 16], "patch_size": [4, 4], "use_qk_norm": True},
+                **{"norm_type": "rms_norm", "use_mean_pooling": False},
+            },
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        has_types=False,
+    ),
+    "smolvlm": Tiny(
+        "smolvlm",
+        {"image_token_id": IMAGE, "scale_factor": 2, "text_config": LLAMA, "vision_config": EYES},
+        lambda items: {"pixel_values": _tiles(items)["pixel_values"].unsqueeze(0)},
+        _tile_layout(4, several=True),
+        has_types=False,
+    ),
+    "idefics3": Tiny(
+        "idefics3",
+        {"image_token_id": IMAGE, "scale_factor": 2, "text_config": LLAMA, "vision_config": EYES},
+        lambda items: {"pixel_values": _tiles(items)["pixel_values"].unsqueeze(0)},
+        _tile_layout(4, several=True),
+        has_types=False,
     ),
 }
 
@@ -135,6 +251,7 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
     model.save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
     return directory
 
 
@@ -147,14 +264,17 @@ def media_judge(directory: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def picture(name: str, rows: int, columns: int, offset: int, seed: int = 0) -> MediaItem:
-    """A random picture of so many patches, as the family's processor leaves it."""
+def picture(name: str, rows: int, columns: int, offset: int, seed: int = 0) -> tuple[MediaItem, list[int]]:
+    """A random picture of so many patches, as the family's processor leaves it, and its tokens."""
     tiny = MODELS[name]
-    shape = (rows * columns, 3, tiny.patch, tiny.patch)
+    shape, grid, count = tiny.layout(rows, columns)
     pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8).tobytes()
-    length = rows * columns // tiny.merge**2
     digest = blake2b(pixels + bytes((rows, columns)), digest_size=16).digest()
-    return MediaItem("image", digest, offset, length, (1, rows, columns), shape, pixels)
+    tokens = [IMAGE] * count
+    if tiny.has_breaks:
+        width = next(one for one in range(1, count + 1) if count % one == 0 and one * rows == columns * (count // one))
+        tokens = ([IMAGE] * width + [304]) * (count // width)
+    return MediaItem("image", digest, offset, len(tokens), grid, shape, pixels), tokens
 
 
 def prompt_of(name: str, parts: Sequence[list[int] | tuple[int, int, int]]) -> tuple[list[int], MediaAsk]:
@@ -165,8 +285,9 @@ def prompt_of(name: str, parts: Sequence[list[int] | tuple[int, int, int]]) -> t
         if isinstance(part, list):
             tokens += part
             continue
-        items.append(picture(name, part[0], part[1], len(tokens), part[2]))
-        tokens += [IMAGE] * items[-1].length
+        item, own = picture(name, part[0], part[1], len(tokens), part[2])
+        items.append(item)
+        tokens += own
     return tokens, MediaAsk(tuple(items))
 
 

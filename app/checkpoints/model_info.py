@@ -62,7 +62,16 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131_072,
-    }
+    },
+    # LLaVA's and Pixtral's.
+    "llama": {
+        **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32},
+        "num_attention_heads": 32,
+    },
+    "mistral": {
+        **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8},
+    },
 }
 
 
@@ -342,8 +351,9 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
-    defaults = _TEXT_DEFAULTS.get(str(text.get("model_type")), {})
-    return {**defaults, **text, **{name: config[name] for name in config if name != "text_config"}}
+    kind = str(text.get("model_type"))
+    outer = {name: config[name] for name in config if name != "text_config"}
+    return {**_TEXT_DEFAULTS.get(kind, {}), **text, **outer, "text_model_type": kind}
 
 
 def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:

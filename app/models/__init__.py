@@ -47,12 +47,15 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "GraniteMoeSharedForCausalLM": "app.models.families.granite_moe:GraniteMoeForCausalLM",
         "GraniteForCausalLM": "app.models.families.granite:GraniteForCausalLM",
         "HYV3ForCausalLM": "app.models.families.hy_v3:HYV3ForCausalLM",
+        "Idefics3ForConditionalGeneration": "app.models.multimodal.idefics3:Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration": "app.models.multimodal.internvl:InternVLForConditionalGeneration",
         "JambaForCausalLM": "app.models.families.jamba:JambaForCausalLM",
         "KimiK25ForConditionalGeneration": "app.models.families.deepseek:KimiK25ForCausalLM",  # text only
         "KimiLinearForCausalLM": "app.models.families.kimi_linear:KimiLinearForCausalLM",
         "AquilaForCausalLM": "app.models.families.llama:LlamaForCausalLM",  # Llama under another name, as the next
         "LLaMAForCausalLM": "app.models.families.llama:LlamaForCausalLM",
         "LlamaForCausalLM": "app.models.families.llama:LlamaForCausalLM",
+        "LlavaForConditionalGeneration": "app.models.multimodal.llava:LlavaForConditionalGeneration",
         "Lfm2ForCausalLM": "app.models.families.lfm2:Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM": "app.models.families.lfm2:Lfm2MoeForCausalLM",
         "Llama4ForCausalLM": "app.models.families.llama4:Llama4ForCausalLM",
@@ -69,7 +72,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "MiniMaxM2ForCausalLM": "app.models.families.minimax_m2:MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM": "app.models.families.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.models.families.ministral:MinistralForCausalLM",
-        "Mistral3ForConditionalGeneration": "app.models.families.ministral:Ministral3ForCausalLM",  # text only
+        "Mistral3ForConditionalGeneration": "app.models.multimodal.pixtral:Mistral3ForConditionalGeneration",
         "MistralForCausalLM": "app.models.families.mistral:MistralForCausalLM",
         "MixtralForCausalLM": "app.models.families.mixtral:MixtralForCausalLM",
         "NemotronHForCausalLM": "app.models.families.nemotron_h:NemotronHForCausalLM",
@@ -96,6 +99,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Qwen3_5MoeForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
         "Qwen3ForCausalLM": "app.models.families.qwen3:Qwen3ForCausalLM",
         "SmolLM3ForCausalLM": "app.models.families.smollm3:SmolLM3ForCausalLM",
+        "SmolVLMForConditionalGeneration": "app.models.multimodal.idefics3:Idefics3ForConditionalGeneration",
         "SolarOpenForCausalLM": "app.models.families.solar_open:SolarOpenForCausalLM",
         "StableLmForCausalLM": "app.models.families.stablelm:StableLmForCausalLM",
         "YoutuForCausalLM": "app.models.families.youtu:YoutuForCausalLM",

@@ -23,3 +23,12 @@ VISION_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("attention_bias", "use_qk_norm", "use_mean_pooling", "vision_use_head"), FLAG),
     **dict.fromkeys(("use_absolute_position_embeddings", "use_mask_token"), FLAG),
 }
+# Those beside it that join an encoder and a text.
+JOINT_FIELDS: Mapping[str, Kind] = {
+    "vision_feature_layer": _LAYER,
+    **dict.fromkeys(("vision_feature_select_strategy", "projector_hidden_act"), TEXT),
+    "multimodal_projector_bias": FLAG,
+    **dict.fromkeys(("scale_factor", "spatial_merge_size"), whole(1, 16)),
+    "downsample_ratio": number(above=0.06, most=1),
+    "mm_tokens_per_image": _SIZE,
+}

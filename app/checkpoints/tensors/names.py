@@ -8,7 +8,7 @@ from collections.abc import Sequence
 Rule = tuple[str, str]  # a pattern anywhere in the name, and what stands there instead
 
 _TEXT: list[Rule] = [
-    (r"^(?:model\.language_model|language_model\.model)\.", "model."),
+    (r"^(?:model\.language_model|language_model\.model|model\.text_model)\.", "model."),
     (r"^language_model\.lm_head\.", "lm_head."),
 ]
 _IMAGES = (

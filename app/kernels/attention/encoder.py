@@ -187,5 +187,5 @@ def _padded(x: torch.Tensor, group: EncoderGroup) -> torch.Tensor:
     """[T, H, D] -> [n, H, L, D]."""
     if group.first is not None:
         own = x[group.first : group.first + group.shape[0] * group.shape[1]]
-        return own.unflatten(0, group.shape).transpose(1, 2)
+        return own.view(*group.shape, *x.shape[1:]).transpose(1, 2)
     return x.index_select(0, group.tokens).view(*group.shape, *x.shape[1:]).transpose(1, 2)

@@ -30,6 +30,15 @@ from app.models.multimodal.vision_layers import (
 )
 
 EPS = 1e-6
+COMMON = {"temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 16}
+QWEN3 = {"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304, "patch_size": 16}
+OLDER = {
+    "qwen2_vl": {"hidden_act": "quick_gelu", "mlp_ratio": 4, "embed_dim": 1280, "depth": 32, "patch_size": 14},
+    "qwen2_5_vl": {
+        **{"hidden_act": "silu", "fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112, "depth": 32},
+        "patch_size": 14,
+    },
+}
 MOST_GRIDS = 64  # whose tables are kept
 Grid = tuple[int, int, int]
 
@@ -65,8 +74,8 @@ class QwenVision(MediaEncoder):
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        v = VisionConfig(info, {"in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2})
         kind = str(info.hf_config["model_type"])
+        v = VisionConfig(info, {**COMMON, **OLDER.get(kind, QWEN3)})
         is_second, is_windowed = kind == "qwen2_vl", kind == "qwen2_5_vl"
         size = v.whole("embed_dim", "hidden_size") if is_second else v.whole("hidden_size")
         depth, heads = v.whole("depth"), v.whole("num_heads")
@@ -84,9 +93,7 @@ class QwenVision(MediaEncoder):
             raise CheckpointError(f"{info.directory}: vision_config: {heads} heads of {size} / {heads}", param="model")
         is_older = is_second or is_windowed
         self.normalization = Normalization.of(info, *((CLIP_MEAN, CLIP_STD) if is_older else (HALF, HALF)))
-        self.patch_embed = PatchEmbedding(
-            ctx, size, (v.whole("in_channels", "in_chans"), self.frames, self.patch, self.patch), bias=not is_older
-        )
+        self.patch_embed = PatchEmbedding(ctx, size, (3, self.frames, self.patch, self.patch), bias=not is_older)
         num_positions = 0 if is_older else v.whole("num_position_embeddings")
         self.pos_embed = ReplicatedTable(ctx, num_positions, size) if num_positions else None
         self.side = int(num_positions**0.5)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from app.checkpoints.fields.kinds import check, number, several
-from app.checkpoints.fields.vision_json import VISION_FIELDS
+from app.checkpoints.fields.vision_json import JOINT_FIELDS, VISION_FIELDS
 from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError
 from app.media.settings import read_settings
@@ -33,6 +33,16 @@ class VisionConfig:
         given = {name: value for name, value in info.hf_config["vision_config"].items() if value is not None}
         check(given, VISION_FIELDS, self._file, "vision_config.")
         self._values = {**defaults, **given}
+
+    @classmethod
+    def of_model(cls, info: ModelInfo, defaults: Mapping[str, Any]) -> VisionConfig:
+        """The same of the fields beside `vision_config`, those that join an encoder and a text."""
+        beside = {name: info.hf_config[name] for name in JOINT_FIELDS if name in info.hf_config}
+        joint = cls.__new__(cls)
+        joint._file = f"{info.directory}/config.json"
+        check(beside, JOINT_FIELDS, joint._file)
+        joint._values = {**defaults, **beside}
+        return joint
 
     def whole(self, *names: str) -> int:
         """The number under the first of these names that is there."""

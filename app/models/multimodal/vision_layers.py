@@ -58,15 +58,13 @@ class VisionAttention(Layer):
         size: int,
         num_heads: int,
         *,
-        bias: bool,
-        output_bias: bool,
-        head_dim: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim or size // num_heads
-        inner = self.num_heads * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (ReplicatedLinear(ctx, size, inner, bias) for _ in range(3))
-        self.o_proj = ReplicatedLinear(ctx, inner, size, output_bias)
+        self.num_heads, self.head_dim = num_heads, size // num_heads
+        self.q_proj, self.k_proj, self.v_proj = (ReplicatedLinear(ctx, size, size, bias) for _ in range(3))
+        self.o_proj = ReplicatedLinear(ctx, size, size, output_bias)
 
     def forward(self, x: torch.Tensor, span: Span) -> torch.Tensor:
         """[T, C] -> [T, C]."""
@@ -116,10 +114,12 @@ class FusedAttention(Layer):
 class PlainBlock(Layer):
     """down(act(up(x)))."""
 
-    def __init__(self, ctx: BuildContext, size: int, inner: int, act: str, *, out: int | None = None) -> None:
+    def __init__(
+        self, ctx: BuildContext, size: int, inner: int, act: str, *, out: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.fc1 = ReplicatedLinear(ctx, size, inner)
-        self.fc2 = ReplicatedLinear(ctx, inner, out or size)
+        self.fc1 = ReplicatedLinear(ctx, size, inner, bias)
+        self.fc2 = ReplicatedLinear(ctx, inner, out or size, bias)
         self.act = activation(act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

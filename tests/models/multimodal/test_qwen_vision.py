@@ -12,7 +12,7 @@ from app.errors import CheckpointError
 from app.models.multimodal.base import Picture
 from app.models.multimodal.qwen_vision import QwenVision
 from app.models.multimodal.vision_config import VisionConfig
-from tests.tiny_media import CLIP, media_judge, tiny_media_model
+from tests.tiny_media import MEAN, STD, media_judge, tiny_media_model
 from tests.worker.worker_driver import Driver
 
 GRIDS = [(1, 6, 10), (3, 4, 2), (1, 2, 2), (2, 10, 14)]
@@ -25,9 +25,7 @@ def test_frames_and_grids(name: str) -> None:
     torch.manual_seed(0)
     shapes = [(frames * rows * columns, 3, 2, 4, 4) for frames, rows, columns in GRIDS]
     pixels = [torch.randint(0, 256, shape, dtype=torch.uint8) for shape in shapes]
-    mean, std = (
-        torch.tensor(one).expand(3).view(1, 3, 1, 1, 1) for one in ((0.5, 0.5) if name == "qwen3_vl" else CLIP)
-    )
+    mean, std = (torch.tensor(one).view(1, 3, 1, 1, 1) for one in (MEAN, STD))
     flat = torch.cat([((x.float() / 255 - mean) / std).flatten(1) for x in pixels])
     judge: Any = media_judge(tiny_media_model(name)).model.visual
     with torch.inference_mode():
