@@ -115,6 +115,13 @@ def _any_layout(merge: int) -> Callable[[int, int], Layout]:
     return layout
 
 
+DELTA = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24},
+    **{
+        "num_hidden_layers": 4,
+        "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2]},
+    },
+}
 LLAMA = {**TEXT, "model_type": "llama"}
 EYES = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -160,6 +167,12 @@ MODELS: dict[str, Tiny] = {
             "text_config": {**QWEN3_TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
             "vision_config": QWEN3_EYES,
         },
+        _qwen,
+        _qwen_layout,
+    ),
+    "qwen3_5": Tiny(
+        "qwen3_5",
+        {**QWEN_IDS, "text_config": {**TEXT, **DELTA}, "vision_config": QWEN3_EYES | {"deepstack_visual_indexes": []}},
         _qwen,
         _qwen_layout,
     ),

@@ -94,9 +94,9 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Qwen3VLForConditionalGeneration": "app.models.multimodal.qwen3_vl:Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration": "app.models.multimodal.qwen3_vl:Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
-        "Qwen3_5ForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
+        "Qwen3_5ForConditionalGeneration": "app.models.multimodal.qwen3_5:Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration": "app.models.families.qwen3_next:Qwen3NextForCausalLM",  # text only
+        "Qwen3_5MoeForConditionalGeneration": "app.models.multimodal.qwen3_5:Qwen3_5ForConditionalGeneration",
         "Qwen3ForCausalLM": "app.models.families.qwen3:Qwen3ForCausalLM",
         "SmolLM3ForCausalLM": "app.models.families.smollm3:SmolLM3ForCausalLM",
         "SmolVLMForConditionalGeneration": "app.models.multimodal.idefics3:Idefics3ForConditionalGeneration",

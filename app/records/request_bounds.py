@@ -91,7 +91,7 @@ class RequestBounds:
         if not self.max_item_tokens:
             raise UnsupportedError("the model takes text only: no pictures, no videos", param="model")
         media.check(num_prompt_tokens)
-        longest = max(item.length for item in media.items)
+        longest = max((item.length for item in media.items), default=0)
         if longest > self.max_item_tokens:
             raise InvalidRequestError(
                 f"messages: a picture or video takes {longest} tokens, more than max_item_tokens="

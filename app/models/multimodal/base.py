@@ -66,10 +66,11 @@ class MediaModel(CausalLM):
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, info)
         self.media = MediaInfo.of(info)  # None: text alone
-        self.encoder: MediaEncoder | None = None
-        if self.media is not None:
-            encoder = self.encoder_of(ctx, info)
-            first = ctx.stage_layers.start if ctx.stage_layers is not None else 0
+        self.encoder: MediaEncoder | None = None  # where this stage needs its output
+        # Every stage knows the names of its tensors; a tuple, so that it is no part of a model without memory for it.
+        self._described = () if self.media is None else (self.encoder_of(ctx, info),)
+        first = ctx.stage_layers.start if ctx.stage_layers is not None else 0
+        for encoder in self._described:
             if ctx.groups.is_first_stage or first < encoder.num_deep:
                 self.encoder = encoder
 
@@ -88,7 +89,5 @@ class MediaModel(CausalLM):
         if _SEES.match(name) is None:
             own = text_name(name)
             return [] if own is None else super().own_tensors(own, tensor)
-        if self.encoder is None:
-            return []
         own = name.removeprefix("model.")
-        return [(OWN + part, stored) for part, stored in self.encoder.own_tensors(own, tensor)]
+        return [(OWN + part, s) for encoder in self._described for part, s in encoder.own_tensors(own, tensor)]

@@ -15,7 +15,7 @@ from app.models.families.qwen2 import Qwen2ForCausalLM
 from app.models.families.qwen3 import Qwen3ForCausalLM
 from app.models.multimodal.base import MediaModel
 
-# By the model type of `text_config`: those whose tensors need nothing but their names.
+# Families of texts by the model type of `text_config`: those whose tensors need nothing but their names.
 TEXTS: Mapping[str, type[CausalLM]] = {
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,

@@ -9,13 +9,34 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.stacked_experts import DOWN, HALVES, Cuts, transposed_cuts, unstacked
 from app.layers.context import BuildContext
+from app.layers.rope_scaling import RopeSettings
+from app.models.decoder import Ropes
 from app.models.decoder_settings import DecoderSettings
 from app.models.families.qwen3 import Qwen3ForCausalLM
 from app.models.families.qwen_moe import Qwen3MoeForCausalLM
 from app.models.multimodal.base import MediaEncoder, MediaModel
 from app.models.multimodal.qwen_vision import QwenVision
+from app.records.media_info import MediaInfo
 
 _CUTS: Mapping[str, Cuts] = {"gate_up_proj": HALVES, "down_proj": DOWN}
+
+
+# The sections of a head's frequencies where config.json says none, by how many there are.
+_SECTIONS = {64: [24, 20, 20], 32: [11, 11, 10]}
+
+
+def interleaved(info: ModelInfo, ropes: Ropes) -> Ropes:
+    """The same with coordinates that take turns, of a model that sees."""
+    if MediaInfo.of(info) is None:
+        return ropes
+
+    def of(layer_type: str) -> RopeSettings:
+        settings = ropes(layer_type)
+        sections = settings.parameters.get("mrope_section") or _SECTIONS.get(settings.dim // 2)
+        own = {"mrope_interleaved": True, "mrope_section": sections}
+        return replace(settings, parameters={**settings.parameters, **own})
+
+    return of
 
 
 class Qwen3VLForConditionalGeneration(MediaModel, Qwen3ForCausalLM):
@@ -25,6 +46,11 @@ class Qwen3VLForConditionalGeneration(MediaModel, Qwen3ForCausalLM):
     def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
         """See MediaModel."""
         return QwenVision(ctx, info)
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """See CausalLM."""
+        return interleaved(info, super().ropes(info, settings, max_model_len))
 
 
 class Qwen3VLMoeForConditionalGeneration(MediaModel, Qwen3MoeForCausalLM):
@@ -42,6 +68,11 @@ class Qwen3VLMoeForConditionalGeneration(MediaModel, Qwen3MoeForCausalLM):
     def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
         """See MediaModel."""
         return QwenVision(ctx, info)
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """See CausalLM."""
+        return interleaved(info, super().ropes(info, settings, max_model_len))
 
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -32,6 +32,7 @@ from app.models.multimodal.vision_layers import (
 EPS = 1e-6
 COMMON = {"temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 16}
 QWEN3 = {"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304, "patch_size": 16}
+WITH_DEEP = ("qwen3_vl", "qwen3_vl_moe")
 OLDER = {
     "qwen2_vl": {"hidden_act": "quick_gelu", "mlp_ratio": 4, "embed_dim": 1280, "depth": 32, "patch_size": 14},
     "qwen2_5_vl": {
@@ -86,7 +87,7 @@ class QwenVision(MediaEncoder):
         self.merge = v.whole("spatial_merge_size")
         self.window = v.whole("window_size") // self.merge // self.patch if is_windowed else 0
         self.full_layers = frozenset(v.layers("fullatt_block_indexes")) if is_windowed else frozenset(range(depth))
-        self.deep_layers = v.layers("deepstack_visual_indexes")
+        self.deep_layers = v.layers("deepstack_visual_indexes") if kind in WITH_DEEP else ()
         self.num_deep = len(self.deep_layers)
         self.size, self.head_dim, self.dtype, self.device = size, size // heads, ctx.dtype, ctx.device
         if self.head_dim * heads != size or self.head_dim % 4:

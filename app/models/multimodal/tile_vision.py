@@ -55,7 +55,7 @@ TOWER: Sequence[Rule] = (
 
 @dataclass(slots=True, frozen=True)
 class TileSettings:
-    """What one kind of tower has beside the sizes of its `vision_config`."""
+    """Says what a kind of tower has beside the sizes of its `vision_config`."""
 
     depth: int  # layers that are run
     has_class: bool = False  # a token before the patches

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.models.multimodal import idefics3, internvl, llava, pixtral, qwen2_vl, qwen3_vl
+from app.models.multimodal import idefics3, internvl, llava, pixtral, qwen2_vl, qwen3_5, qwen3_vl
 from app.models.multimodal.base import MediaModel
 from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
@@ -18,6 +18,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     "qwen2_5_vl": qwen2_vl.Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": qwen3_vl.Qwen3VLForConditionalGeneration,
     "qwen3_vl_moe": qwen3_vl.Qwen3VLMoeForConditionalGeneration,
+    "qwen3_5": qwen3_5.Qwen3_5ForConditionalGeneration,
     **dict.fromkeys(("llava", "pixtral"), llava.LlavaForConditionalGeneration),
     "mistral3": pixtral.Mistral3ForConditionalGeneration,
     **dict.fromkeys(("internvl", "internvl-6b"), internvl.InternVLForConditionalGeneration),

@@ -1,0 +1,49 @@
+"""Pictures over two ranks, by heads and by layers: chunked, cached, preempted, steps in flight.
+
+CI takes a sample; `make acceptance` takes all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+from tests import limits
+from tests.engine.core_driver import assert_idle, run
+from tests.engine.executor.forked_executor import ForkedExecutor
+from tests.models.families.test_families_in_parallel import LAYOUTS
+from tests.models.multimodal.test_families_that_see import PROMPTS
+from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
+
+CASES = [(name, layout) for name in MODELS for layout in LAYOUTS]
+SAMPLE = (("qwen3_vl", "tp2"), ("qwen3_vl", "pp2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.slow, id="-".join(case)) for case in CASES],
+)
+def test_tokens_equal_transformers(name: str, layout: str) -> None:
+    config = EngineConfig(
+        model=str(tiny_media_model(name)), device="cpu", executor="local_processes", max_model_len=256, num_threads=1,
+        step_timeout_s=limits.patience_s(), block_size=8, num_blocks=20, max_num_seqs=4, max_num_batched_tokens=24,
+        **LAYOUTS[layout],
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.of(config), ForkedExecutor(config), b"a secret for tests")
+    prompts = [prompt_of(name, parts) for parts in PROMPTS]
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, seed=0)
+    try:
+        core.start()
+        for _ in range(2):
+            requests = [EngineRequest(str(i), own[0], params, asks=(own[1],)) for i, own in enumerate(prompts)]
+            results = run(core, requests)
+            assert [results.tokens[str(i)] for i in range(len(prompts))] == [
+                judged(name, *own, 6)[1] for own in prompts
+            ]
+        assert_idle(core)
+    finally:
+        core.shutdown()
