@@ -32,6 +32,12 @@ _CLOSED = "e2e/test_closed.py"
 _PEERS = "security/test_hostile_peers.py::test_a_pickle_before_the_secret_is_not_read"
 _TRUSTED = "security/test_hostile_requests.py::test_what_other_servers_trust_is_refused_or_changes_nothing"
 _LIMIT = "api/test_limit_table.py::test_one_too_many"
+_FETCHING = (
+    "media/test_fetching.py::test_a_name_that_changes_its_address_reaches_nothing",
+    "media/test_fetching.py::test_what_is_refused_is_not_looked_up",
+)
+_HOSTILE = "media/test_hostile.py::test_each_is_refused_or_a_picture"
+_IDENTITY = "media/test_reader.py::test_identity_is_of_pixels_settings_and_tenant"
 _OUTBOUND = "api/test_outbound.py::test_no_address_of_a_request_is_asked"
 _TENANTS = "api/http/test_auth.py::test_tenants_share_no_prefix_blocks"
 _DASHBOARD = f"{_CLOSED}::test_the_dashboard_asks_for_ray_s_token"
@@ -179,15 +185,15 @@ KINDS = (
                 ("CVE-2025-6242", "CVE-2026-24779"),
                 "vLLM",
                 "media URLs led into the network; a parser's quirk passed the list of allowed hosts",
-                "no address of a request is asked",
-                (_OUTBOUND,),
+                "nothing is fetched unless hosts are named; then only from these, looked up once, at public addresses",
+                (_OUTBOUND, *_FETCHING),
             ),
             Advisory(
                 ("CVE-2026-22778", "CVE-2026-5497", "CVE-2026-105760", "CVE-2026-22773"),
                 "vLLM",
                 "videos and pictures that took all memory, or ran code when decoded",
-                "text only: media and their options are refused by name",
-                (_OUTBOUND, _TRUSTED),
+                "headers bound sizes before decoding, in processes with limits that may be killed; no videos",
+                (_HOSTILE, _TRUSTED),
             ),
         ),
     ),
@@ -385,8 +391,8 @@ KINDS = (
                 ("CVE-2025-46722", "CVE-2026-24255"),
                 "vLLM, Dynamo",
                 "pictures or embeddings of one hash",
-                "no media, no embeddings of clients: nothing but tokens enters a hash",
-                (_OUTBOUND, _TRUSTED),
+                "a keyed hash of all pixels, sizes and settings, each after its length; no embeddings of clients",
+                (_IDENTITY, _TRUSTED),
             ),
             Advisory(
                 ("CVE-2026-105754", "CVE-2026-111392"),

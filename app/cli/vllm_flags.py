@@ -100,6 +100,9 @@ def _adapters(values: list[str]) -> list[str]:
 TRANSLATED: Mapping[str, Translated] = {
     "--lora-modules": Translated(_adapters, many=True),
     "--served-model-name": Translated(_served_names, many=True),
+    "--allowed-media-domains": Translated(
+        lambda values: _each("--ingress-media-allowed-media-domains", values), many=True
+    ),
     "--cudagraph-capture-sizes": Translated(lambda values: _each("--cuda-graph-sizes", values), many=True),
     "--kv-offloading-size": Translated(_gibibytes),
     "--distributed-executor-backend": _one_of(
@@ -144,7 +147,7 @@ ACCEPTED: Mapping[str, Accepted] = {
     "--enable-cumem-allocator": Accepted("sleep needs no allocator of its own"),
     "--enable-bf16x3-router-gemm": Accepted("gates have kernels of their own"),
     "--skip-mm-profiling": Accepted("no model of media is there to profile"),
-    "--disable-chunked-mm-input": Accepted("no media are taken"),
+    "--disable-chunked-mm-input": Accepted("a picture is encoded whole, whatever chunk of a prompt it begins in"),
     "--fail-on-environ-validation": Accepted("a variable of Manta that is wrong always ends the start"),
     "--disable-frontend-multiprocessing": Accepted("the ingress and the engine are always processes of their own"),
     "--swap-space": Accepted("what is preempted is computed anew; --kv-host-memory-bytes keeps blocks", True),
@@ -181,7 +184,7 @@ _NODES = "nodes are Ray's: start Ray on each, then `manta serve` once (docs/depl
 _REPLICAS = "--num-replicas N gives replicas behind one router; nothing else of data parallelism is wanted"
 _LORA = "adapters are for the linear layers of language models, and each says itself for which (docs/adapters.md)"
 _DRAFTS = "give it as a key of --speculative-config (docs/speculation.md)"
-_MEDIA = "pictures, sound and video are not there yet (docs/not_there_yet.md)"
+_MEDIA = "sound, videos and this option of pictures are not there (docs/not_there_yet.md)"
 _STATES = "models with recurrent states are not there yet (docs/not_there_yet.md)"
 _TLS = "TLS ends at a balancer before the server (docs/security.md)"
 _OFFLOAD = "--cpu-offload-gb keeps layers' weights in host memory"
@@ -224,8 +227,8 @@ INSTEAD: Mapping[str, str] = {
     "--use-fp64-gumbel": "random numbers are drawn in one precision; drafts change none of them (docs/speculation.md)",
     **dict.fromkeys(
         (
-            *("--limit-mm-per-prompt", "--mm-processor-kwargs", "--media-io-kwargs", "--allowed-local-media-path"),
-            *("--allowed-media-domains", "--interleave-mm-strings", "--language-model-only", "--enable-mm-embeds"),
+            *("--media-io-kwargs", "--allowed-local-media-path"),
+            *("--interleave-mm-strings", "--enable-mm-embeds"),
             *("--mm-processor-cache-gb", "--mm-processor-cache-type", "--mm-shm-cache-max-object-size-mb"),
             *("--mm-encoder-attn-backend", "--mm-encoder-attn-dtype", "--mm-encoder-fp8-scale-path"),
             *("--mm-encoder-fp8-scale-save-margin", "--mm-encoder-fp8-scale-save-path", "--mm-encoder-only"),

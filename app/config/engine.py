@@ -228,6 +228,15 @@ class EngineConfig(Frozen):
         description="Plugins that edit the logits of every step, in this order, before what requests ask for: what a "
         "grammar or allowed_token_ids rule out stays ruled out.",
     )
+    limit_mm_per_prompt: dict[Literal["image"], Annotated[int, Field(ge=0)]] = Field(
+        {}, description="Most pictures of one prompt, as {image: 4}; the ingress's media.max_images where not given."
+    )
+    mm_processor_kwargs: dict[str, int] = Field(
+        {},
+        max_length=64,
+        description="Settings of the model's processor of pictures in place of the checkpoint's own, as {max_pixels: "
+        "1003520}; which there are depends on its family.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from app.config.frozen import Frozen
 from app.config.limits import RequestLimits
+from app.config.media import MediaConfig
 
 # Environment variables for what does not belong in a file: API keys, separated by commas or spaces; a file of keys.
 KEYS_VARIABLE = "MANTA_API_KEYS"
@@ -98,3 +99,4 @@ class IngressConfig(Frozen):
     max_tenant_batches: int = Field(16, ge=0, description="Batches under way of one tenant.")
     max_batch_requests: int = Field(50_000, ge=1, description="Most requests in one batch.")
     limits: RequestLimits = RequestLimits()
+    media: MediaConfig = MediaConfig()

@@ -46,7 +46,7 @@ def decode(data: bytes, kind: str, max_pixels: int, max_side: int) -> Pixels:
     except MemoryError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
-        raise DecodingError(f"{kind} is malformed: {_reason(error)}") from error
+        raise DecodingError(f"is a malformed {kind}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

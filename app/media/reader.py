@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError
 from app.media.decoders import Decoded, Decoders
+from app.media.fetching import Fetcher
 from app.media.header import Header, read_header
 from app.media.picture import Picture, PictureCache, digest_of
 from app.media.processors.base import Layout, Processor
@@ -25,14 +26,14 @@ class MediaReader:
         self._key = key
         self._decoders = Decoders(config)
         self._cache = PictureCache(config.cache_bytes)
+        self.fetch = Fetcher(config).fetch
 
-    def header(self, data: bytes) -> Header:
-        """The header of a file that may be decoded; see `read_header`."""
+    def _header(self, data: bytes) -> Header:
         return read_header(data, self.config.max_image_pixels, self.config.max_image_side)
 
     def layout(self, data: bytes, processor: Processor) -> Layout:
         """A file's place in a prompt by its header alone: one that lies on its side may differ."""
-        header = self.header(data)
+        header = self._header(data)
         return processor.layout((header.width, header.height))
 
     def read(self, data: bytes, family: str, processor: Processor, tenant: str = "") -> Picture:
@@ -40,7 +41,7 @@ class MediaReader:
 
         InvalidRequestError says what is wrong with the file, OverloadedError that nobody could look.
         """
-        header = self.header(data)
+        header = self._header(data)
         asked = self._named(family, processor, tenant)
         file = digest_of(self._key, [b"file", *asked, data])
         found = self._cache.get(file)

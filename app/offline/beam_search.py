@@ -11,7 +11,7 @@ from app.api.generation.request_builder import RequestBuilder
 from app.beams.search import Beam, BeamSearch, BeamSearchParams, as_output
 from app.errors import MantaError
 from app.offline.engine_loop import EngineLoop
-from app.offline.prompts import at_prompt
+from app.offline.prompts import Encoded, at_prompt
 from app.records.outputs import CompletionOutput, EngineOutput
 from app.records.request import EngineRequest
 from app.records.request_state import Request
@@ -77,11 +77,9 @@ class BeamSearches:
         self._loop = loop
         self._model = model
 
-    def run(
-        self, prompts: Sequence[tuple[str | None, list[int]]], params: BeamSearchParams, use_tqdm: bool
-    ) -> list[BeamSearchOutput]:
-        """The best continuations of each prompt (text or None, token ids), see LLM.beam_search."""
-        jobs = [self._begin(i, text, token_ids, params) for i, (text, token_ids) in enumerate(prompts)]
+    def run(self, prompts: Sequence[Encoded], params: BeamSearchParams, use_tqdm: bool) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt, see LLM.beam_search."""
+        jobs = [self._begin(i, prompt, params) for i, prompt in enumerate(prompts)]
         waiting: dict[str, tuple[_Job, int]] = {}  # by request: whose beam it computes, and which
         with tqdm(total=len(jobs), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
 
@@ -96,7 +94,7 @@ class BeamSearches:
             job.result.sequences = [self._shown(beam, job) for beam in job.search.finished]
         return [job.result for job in jobs]
 
-    def _begin(self, index: int, text: str | None, token_ids: list[int], params: BeamSearchParams) -> _Job:
+    def _begin(self, index: int, prompt: Encoded, params: BeamSearchParams) -> _Job:
         info = self._model.info
         text_params = SamplingParams(
             max_tokens=params.max_tokens,
@@ -105,13 +103,14 @@ class BeamSearches:
             include_stop_str_in_output=params.include_stop_str_in_output,
         )
         with at_prompt(index):  # the whole of it must fit, although it is asked for token by token
-            [asked] = RequestBuilder(self._model, text_params).choices(f"beam-{self._loop.new_id()}", token_ids)
+            builder = RequestBuilder(self._model, text_params)
+            [asked] = builder.choices(f"beam-{self._loop.new_id()}", prompt.token_ids, prompt.asks)
         max_tokens = asked.sampling.max_tokens
         assert max_tokens is not None, "settled"
         eos = () if params.ignore_eos else info.eos_token_ids
         ends = frozenset((*asked.sampling.stop_token_ids, *eos))
-        search = BeamSearch(token_ids, params, ends, max_tokens, info.vocab_size)
-        return _Job(search, BeamSearchOutput(text, token_ids, []), asked)
+        search = BeamSearch(prompt.token_ids, params, ends, max_tokens, info.vocab_size)
+        return _Job(search, BeamSearchOutput(prompt.text, prompt.token_ids, []), asked)
 
     def _step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> list[Request]:
         """Returns what the engine is asked for next in a search; `waiting` says what each request is for."""

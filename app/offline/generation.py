@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from app.api.generation.request_builder import RequestBuilder
 from app.offline.engine_loop import EngineLoop
-from app.offline.prompts import at_prompt
+from app.offline.prompts import Encoded, at_prompt
 from app.records.adapter import AdapterAsk
 from app.records.outputs import CompletionOutput, EngineOutput, RequestOutput
 from app.records.request_state import Request
@@ -32,15 +32,14 @@ class Generation:
 
     def run(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
+        prompts: Sequence[Encoded],
         params: Sequence[SamplingParams],
         adapters: Sequence[AdapterAsk | None],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text or None, token ids) as its params say, with its adapter; results in the order of
-        the prompts."""
+        """Complete each prompt as its params say, with its adapter; results in the order of the prompts."""
         asked = enumerate(zip(prompts, params, adapters, strict=True))
-        jobs = [self.job(i, text, token_ids, own, adapter) for i, ((text, token_ids), own, adapter) in asked]
+        jobs = [self.job(i, prompt, own, adapter) for i, (prompt, own, adapter) in asked]
         choices = {choice.request.request_id: choice for job in jobs for choice in job}
         with _Progress(len(prompts), use_tqdm) as progress:
 
@@ -58,21 +57,20 @@ class Generation:
     def job(
         self,
         index: int,
-        text: str | None,
-        token_ids: list[int],
+        prompt: Encoded,
         params: SamplingParams,
         adapter: AdapterAsk | None = None,
     ) -> list[Choice]:
         """The `n` choices of one prompt, checked and ready to be sent; InvalidRequestError names the prompt."""
         model = self._model if adapter is None else self._model.adapted(adapter)
-        result = RequestOutput(self._loop.new_id(), text, token_ids, [], finished=False)
+        result = RequestOutput(self._loop.new_id(), prompt.text, prompt.token_ids, [], finished=False)
         with at_prompt(index):
-            requests = RequestBuilder(model, params).choices(result.request_id, token_ids)
+            requests = RequestBuilder(model, params).choices(result.request_id, prompt.token_ids, prompt.asks)
             result.outputs += [CompletionOutput(request.choice_index) for request in requests]
             return [
                 Choice(
                     self._loop.core.prepare(request),
-                    OutputProcessor(self._model.tokenizer, request.sampling, token_ids),
+                    OutputProcessor(self._model.tokenizer, request.sampling, prompt.token_ids),
                     result,
                 )
                 for request in requests

@@ -17,10 +17,12 @@ from pydantic import ValidationError
 from app.beams.search import BeamSearchParams
 from app.checkpoints.model_info import tokenizer_directory
 from app.config.engine import EngineConfig
+from app.config.media import MediaConfig
 from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
 from app.errors import ConfigError, InvalidRequestError
+from app.media.reader import MediaReader
 from app.models.model_check import check_model
 from app.offline.beam_search import BeamSearches, BeamSearchOutput
 from app.offline.engine_loop import EngineLoop
@@ -28,6 +30,7 @@ from app.offline.generation import Generation
 from app.offline.loaded_adapters import LoadedAdapters
 from app.offline.lora_request import LoRARequest
 from app.offline.metrics import Metric, metrics_of
+from app.offline.pictures import PromptEncoder
 from app.offline.pooling import Pooling
 from app.offline.pooling_outputs import (
     ClassificationOutput,
@@ -36,13 +39,14 @@ from app.offline.pooling_outputs import (
     PoolingRequestOutput,
     ScoringOutput,
 )
-from app.offline.prompts import Prompt, as_list, check_conversations, text_or_ids
+from app.offline.prompts import Encoded, Prompt, as_list, check_conversations
 from app.records.outputs import RequestOutput
 from app.records.pooling_params import PoolingParams
 from app.records.sampling_params import SamplingParams
 from app.records.stats import EngineStats
 from app.registry import suggestion
 from app.text.chat_template import ChatTemplate
+from app.text.model_media import ModelMedia
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
@@ -66,7 +70,9 @@ class LLM:
         directory = tokenizer_directory(self.config, info)
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
-        self._core = EngineCore(self.config, info, create_executor(self.config), secrets.token_bytes(32))
+        key = secrets.token_bytes(32)
+        self._core = EngineCore(self.config, info, create_executor(self.config), key)
+        self._reader = MediaReader(MediaConfig(), key)
         self._is_updating = False
         self._num_updates = 0
         try:
@@ -78,7 +84,9 @@ class LLM:
         self._model = ServedModel(
             *(str(model), info, self.tokenizer, self._chat_template, bounds.max_model_len, bounds.max_kv_tokens),
             pooling=bounds.pooling,
+            media=ModelMedia.of(info, self.tokenizer, self._reader, self.config),
         )
+        self._encoder = PromptEncoder(self._model)
         loop = EngineLoop(self._core)
         self._generation = Generation(loop, self._model)
         self._adapters = LoadedAdapters(self._core)
@@ -95,6 +103,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """Free the model and its cache; idempotent."""
+        self._reader.close()
         self._core.shutdown()
 
     def stats(self) -> EngineStats:
@@ -172,18 +181,19 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt: a text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
+        """Complete each prompt: a text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}, to which
+        {"multi_modal_data": {"image": ...}} adds pictures, one for each of the model's placeholders in the prompt.
 
         `sampling_params` is one for all prompts or one for each; when not given, the model's defaults and 16 tokens, as
         with vLLM. `lora_request` is the adapter (enable_lora) of all prompts, or one for each. Results are in the order
         of the prompts. Raises InvalidRequestError (before anything runs) naming the prompt at fault.
         """
-        encoded = [self._encoded(prompt) for prompt in as_list(prompts)]
+        encoded = [self._encoder.encoded(prompt) for prompt in as_list(prompts)]
         return self._generate(encoded, sampling_params, use_tqdm, lora_request)
 
     def _generate(
         self,
-        prompts: list[tuple[str | None, list[int]]],
+        prompts: list[Encoded],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
@@ -203,12 +213,13 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or each of several; see `generate`."""
+        """Answer one conversation (a list of messages) or each of several; see `generate`. Parts of messages may be
+        pictures: OpenAI's `image_url` with a data URL, or {"type": "image_pil", "image_pil": one of Pillow's}."""
         check_conversations(messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)
-        prompts: list[tuple[str | None, list[int]]] = [
-            self.render_chat(
+        prompts = [
+            self._encoder.rendered(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -224,8 +235,8 @@ class LLM:
 
         Raises InvalidRequestError for messages that the template refuses.
         """
-        text = self._chat_template.render([dict(message) for message in messages], **options)
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+        prompt = self._encoder.rendered(messages, **options)
+        return prompt.text or "", prompt.token_ids
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -235,7 +246,9 @@ class LLM:
         Raises InvalidRequestError or PromptTooLongError, before anything runs, naming the prompt at fault, and
         MantaError when the engine fails on one.
         """
-        return self._ready(self._beams).run([self._encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm)
+        return self._ready(self._beams).run(
+            [self._encoder.encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm
+        )
 
     # ---- work of pooling models. For all four, `truncate_prompt_tokens` cuts longer prompts at their end, -1 to what
     # the model takes; without it they are refused. InvalidRequestError, before anything runs, names the prompt at
@@ -294,11 +307,6 @@ class LLM:
         """The part that does the work, over weights that are all there."""
         self._finish_update()
         return part
-
-    def _encoded(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text or None, token ids) of a prompt in any of its forms."""
-        given = text_or_ids(prompt)
-        return (given, self.tokenizer.encode(given)) if isinstance(given, str) else (None, given)
 
     def _params_for(
         self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None

@@ -1,12 +1,15 @@
-"""The forms in which `LLM` takes prompts: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+"""The forms in which `LLM` takes prompts: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, either with
+{"multi_modal_data": {"image": ...}}."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 from app.errors import InvalidRequestError
+from app.records.media import MediaAsk
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -19,6 +22,28 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise _no_prompt(prompts)
     several: list[Any] = list(prompts)
     return [several] if several and isinstance(several[0], int) else several
+
+
+@dataclass(slots=True, frozen=True)
+class Encoded:
+    """A prompt as the engine takes it: its text where it had one, its tokens, and its pictures."""
+
+    text: str | None
+    token_ids: list[int]
+    asks: tuple[MediaAsk, ...] = ()
+
+
+def split_media(prompt: Prompt) -> tuple[Prompt, list[Any]]:
+    """A prompt without its `multi_modal_data`, and the pictures in that; InvalidRequestError for other media."""
+    if not isinstance(prompt, Mapping) or "multi_modal_data" not in prompt:
+        return prompt, []
+    rest, media = dict(prompt), prompt["multi_modal_data"] or {}
+    del rest["multi_modal_data"]
+    if not isinstance(media, Mapping) or set(media) - {"image"}:
+        known = 'multi_modal_data is an object with "image": a picture or several'
+        raise InvalidRequestError(f"{known}, not {media!r:.80}", param="multi_modal_data")
+    images = media.get("image", [])
+    return rest, list(images) if isinstance(images, list | tuple) else [images]
 
 
 def text_or_ids(prompt: Prompt) -> str | list[int]:

@@ -11,7 +11,7 @@ from app.records.pooling_info import PoolingInfo
 from app.records.request import Placement
 from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
-from app.text.message_marks import message_marks
+from app.text.model_media import ModelMedia
 from app.text.tokenizer import Tokenizer
 
 
@@ -32,10 +32,10 @@ class ServedModel:
     pooling: PoolingInfo | None = None  # set for a model that gives vectors; None: it generates
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
+    media: ModelMedia | None = None  # how its pictures are read; None: it takes text only
     adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
     parent: str | None = None  # the name of the model that the adapter is for
     root: str = ""  # the directory of the adapter
-    _marks: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
     _bounds: RequestBounds | None = field(default=None, init=False, repr=False, compare=False)
 
     def adapted(self, adapter: AdapterAsk, root: str = "") -> ServedModel:
@@ -54,18 +54,12 @@ class ServedModel:
         return replace(placement, cache_root=self.adapter.cache_root(placement.cache_root))
 
     @property
-    def message_marks(self) -> frozenset[int]:
-        """Returns the tokens that open messages in its prompts: found once, by its chat template."""
-        if self._marks is None:
-            self._marks = message_marks(self.chat_template, self.tokenizer)
-        return self._marks
-
-    @property
     def bounds(self) -> RequestBounds:
         """Returns what one request may ask of it: settled once, and again when the size of the KV cache is known."""
         if self._bounds is None or self._bounds.max_kv_tokens != self.max_kv_tokens:
             own = self.info.vocab_size, self.info.eos_token_ids
-            self._bounds = RequestBounds(*own, self.max_model_len, self.max_kv_tokens, self.pooling)
+            seen = 0 if self.media is None else self.media.max_item_tokens
+            self._bounds = RequestBounds(*own, self.max_model_len, self.max_kv_tokens, self.pooling, seen)
         return self._bounds
 
     @property

@@ -13,6 +13,8 @@ import pytest
 
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
+from tests.api.conftest import ScriptedClient
+from tests.media.media_model import reader, seeing, write_media_model
 
 URLS = (
     "http://169.254.169.254/latest/meta-data/",
@@ -70,8 +72,20 @@ def bodies(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "/v1/messages", {"model": "m", "max_tokens": 5, "messages": hello, "mcp_servers": servers}
 
 
+@pytest.fixture(scope="module")
+def seeing_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedClient]:
+    own = reader()
+    yield ScriptedClient(seeing(write_media_model(tmp_path_factory.mktemp("media") / "m"), own))
+    own.close()
+
+
+@pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize("url", URLS)
-def test_no_address_of_a_request_is_asked(client: Any, connections: list[str], url: str) -> None:
+def test_no_address_of_a_request_is_asked(
+    client: Any, seeing_client: Any, connections: list[str], url: str, sees: bool
+) -> None:
+    client = seeing_client if sees else client
+
     async def ask() -> list[tuple[str, httpx.Response]]:
         transport = httpx.ASGITransport(create_app(client, RequestLimits()))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -137,7 +137,7 @@ def test_what_changes_nothing_is_said() -> None:
     [
         ("--lora-target-modules q_proj", "adapters.md"),
         ("--spec-method ngram", "a key of --speculative-config"),
-        ("--limit-mm-per-prompt {}", "not there yet"),
+        ("--media-io-kwargs {}", "are not there"),
         ("--tokenizer-mode slow", "only auto"),
         ("--no-enable-chunked-prefill", "cannot be turned off"),
         ("--api-key k", "MANTA_API_KEYS"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.anthropic.documents import DocumentBlock, TextBlock
+from app.api.anthropic.images import ImageBlock
 from app.api.anthropic.protocol import (
     CountTokensRequest,
     Message,
@@ -81,24 +82,37 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if body.system:
         messages.append({"role": "system", "content": _text(body.system)})
-    for message in body.messages:
-        messages += _assistant(message) if message.role == "assistant" else _heard(message)
+    for i, message in enumerate(body.messages):
+        messages += _assistant(message) if message.role == "assistant" else _heard(message, f"messages.{i}")
     return messages
 
 
-def _heard(message: Message) -> list[dict[str, Any]]:
-    """A user's or system's turn: results of calls are messages of their own, in their order, then the text."""
-    results = [_result(block) for block in message.blocks if isinstance(block, ToolResultBlock)]
-    texts = [block for block in message.blocks if isinstance(block, TextBlock | DocumentBlock)]
-    said = [{"role": message.role, "content": _text(texts)}] if texts or not results else []
+def _heard(message: Message, place: str) -> list[dict[str, Any]]:
+    """A user's or system's turn: results of calls are messages of their own, in their order, then what was said."""
+    blocks = [(f"{place}.content.{i}", block) for i, block in enumerate(message.blocks)]
+    results = [_result(block, at) for at, block in blocks if isinstance(block, ToolResultBlock)]
+    shown = [(at, block) for at, block in blocks if isinstance(block, TextBlock | DocumentBlock | ImageBlock)]
+    said = [{"role": message.role, "content": _content(shown)}] if shown or not results else []
     return [*results, *said]
 
 
-def _result(block: ToolResultBlock) -> dict[str, Any]:
-    content = _text(block.content)
+def _result(block: ToolResultBlock, place: str) -> dict[str, Any]:
+    blocks = [TextBlock(type="text", text=block.content)] if isinstance(block.content, str) else block.content
     if block.is_error:  # chat templates have no place for it
-        content = f"Error: {content}"
+        first, *rest = blocks or [TextBlock(type="text", text="")]
+        blocks = [TextBlock(type="text", text=f"Error: {first.text}"), *([first] if not first.text else []), *rest]
+    content = _content([(f"{place}.content.{i}", part) for i, part in enumerate(blocks)])
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _content(blocks: Sequence[tuple[str, TextBlock | DocumentBlock | ImageBlock]]) -> str | list[Any]:
+    """Returns what was said, of blocks with their places in the body: one text, or parts where it has pictures."""
+    if not any(isinstance(block, ImageBlock) for _, block in blocks):
+        return "\n".join(block.text for _, block in blocks)
+    return [
+        block.for_chat(place) if isinstance(block, ImageBlock) else {"type": "text", "text": block.text}
+        for place, block in blocks
+    ]
 
 
 def _assistant(message: Message) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.anthropic.documents import DocumentBlock, TextBlock
+from app.api.anthropic.images import ImageBlock
 from app.api.anthropic.tools import Tool, known_tools
 from app.api.chat.call_arguments import FunctionName
 from app.api.generation.placement import PlacementFields
@@ -59,15 +60,16 @@ class ToolResultBlock(History):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: Text | Items[Annotated[TextBlock | DocumentBlock, Field(discriminator="type")]] = ""
+    content: Text | Items[Annotated[TextBlock | DocumentBlock | ImageBlock, Field(discriminator="type")]] = ""
     is_error: bool = False
 
 
 ContentBlock = Annotated[
-    TextBlock | DocumentBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | DocumentBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 _BLOCKS_OF: Mapping[str, tuple[type[History], ...]] = {
-    "user": (TextBlock, DocumentBlock, ToolResultBlock),
+    "user": (TextBlock, DocumentBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -87,7 +89,7 @@ class Message(History):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | DocumentBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[TextBlock | DocumentBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
         """The content as blocks, whichever form was sent."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.chat.tools import AnyTool, AnyToolCall
@@ -17,6 +17,59 @@ THINKING_NAMES = ("enable_thinking", "thinking")  # by which templates are told 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
+
+
+class ImageUrl(History):
+    """A picture's address: a data URL, or one that the server may fetch."""
+
+    url: Text
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImagePart(History):
+    """A picture in a message's content: `image_url`, or a `file` that is one."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    text: ClassVar[str] = ""
+    _field: str | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_form(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("type") == "file":
+            return {"type": "image_url", "image_url": _url_of_file(data.get("file"))}
+        url = data.get("image_url")
+        if data.get("file_id"):
+            raise PydanticCustomError("unsupported", "file_id: pictures are not read from files", {})
+        if isinstance(url, str):
+            url = {"url": url, "detail": data.get("detail")}
+        return {"type": "image_url", "image_url": url}
+
+    @classmethod
+    def of(cls, url: str, detail: str | None, field: str) -> Self:
+        """A picture that a dialect calls otherwise; `field` is its place in the body that was sent."""
+        part = cls.model_validate({"type": "image_url", "image_url": {"url": url, "detail": detail}})
+        part._field = field
+        return part
+
+    def field(self, place: str) -> str:
+        """The field of the body that it came in; `place`: of the message's part."""
+        return self._field or f"{place}.image_url"
+
+    def for_template(self) -> dict[str, Any]:
+        """The part as chat templates expect it, which write where it goes."""
+        return {"type": "image"}
+
+
+def _url_of_file(file: Any) -> dict[str, Any]:
+    given = file if isinstance(file, dict) else {}
+    data = given.get("file_data")
+    if not isinstance(data, str):
+        raise PydanticCustomError("unsupported", "file: only file_data is read, a picture in base64", {})
+    return {"url": data if data[:5].lower() == "data:" else f"data:;base64,{data}"}
 
 
 class TextPart(History):
@@ -35,6 +88,18 @@ class TextPart(History):
             return {"type": "text", "text": data.get("refusal", "")}
         return data
 
+    def for_template(self) -> dict[str, Any]:
+        """The part as chat templates expect it."""
+        return {"type": self.type, "text": self.text}
+
+
+def _kind_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "image" if kind in ("image_url", "input_image", "file") else "text"
+
+
+Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_kind_of_part)]
+
 
 _LOST = {"function_call": "deprecated by OpenAI; use tool_calls", "audio": "audio is not supported"}
 
@@ -46,7 +111,7 @@ class ChatMessage(History):
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="system, developer, user, assistant, tool, or one of its own that the chat template shows.",
     )
-    content: Text | Items[TextPart] | None = None
+    content: Text | Items[Part] | None = None
     name: str | None = None
     tool_calls: Items[AnyToolCall] | None = None
     tool_call_id: str | None = None
@@ -74,7 +139,10 @@ class ChatMessage(History):
 
         gpt-oss's template reads `thinking`, and refuses it beside both text and calls.
         """
-        message = self.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
+        message = self.model_dump(exclude_none=True, exclude={"refusal", "tool_calls", "content"})
+        if self.content is not None:
+            parts = self.content if isinstance(self.content, list) else None
+            message["content"] = self.content if parts is None else [part.for_template() for part in parts]
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if reasoning := self.reasoning or self.reasoning_content:
@@ -82,6 +150,12 @@ class ChatMessage(History):
             if not (self.tool_calls and self.content):
                 message["thinking"] = reasoning
         return {**message, "content": message.get("content", self.refusal or "")}
+
+    def pictures(self, place: str) -> list[tuple[str, ImageUrl]]:
+        """The pictures of the content, each with its field; `place`: of the message in the body."""
+        parts = enumerate(self.content if isinstance(self.content, list) else ())
+        found = ((i, part) for i, part in parts if isinstance(part, ImagePart))
+        return [(part.field(f"{place}.content.{i}"), part.image_url) for i, part in found]
 
     @property
     def has_own_role(self) -> bool:

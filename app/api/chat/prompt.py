@@ -7,11 +7,13 @@ import math
 from typing import Any
 
 from app.api.chat.messages import ChatOptions
+from app.api.chat.pictures import read_pictures
 from app.api.generation.render import Prompt, check_total_chars, encode
 from app.api.http.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, size_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 from app.text.chat_template import RenderLimits, StuckTemplateError
+from app.text.placeholders import Placeholders, encode_pieces, with_pictures
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 from app.text.template_sandbox import render_untrusted
@@ -30,10 +32,24 @@ async def render_chat(
     num_chars = sum([message.num_chars for message in options.messages])
     check_total_chars(num_chars, limits, room.field)
     room.check(model.tokenizer, num_chars)
-    text = await _render(work, model, options, limits)
+    pictures = await read_pictures(work, model, options.messages, room)
+    if model.media is None:
+        text = await _render(work, model, options, limits)
+        check_roles(options, text)
+        token_ids = await encode(work, model.tokenizer, [text], options.add_special_tokens, room)
+        return Prompt(token_ids[0], text)
+    places = Placeholders(model.media)
+    rendered = await _render(work, model, options, limits, places)
+    text = places.shown(rendered)
     check_roles(options, text)
-    token_ids = await encode(work, model.tokenizer, [text], options.add_special_tokens, room)
-    return Prompt(token_ids[0], text)
+    pieces = places.pieces(rendered)
+    if len(pieces) == 1 and not pictures:
+        (ids,) = await encode(work, model.tokenizer, pieces, options.add_special_tokens, room)
+    else:
+        cost_s, special = TOKENISE_S_PER_CHAR * len(text), options.add_special_tokens
+        ids = await work.run(cost_s, encode_pieces, model.tokenizer, pieces, special, room)
+    ids, asks = with_pictures(model.media, ids, pictures, room.field)
+    return Prompt(ids, text, asks)
 
 
 def check_roles(options: ChatOptions, prompt: str) -> None:
@@ -45,9 +61,15 @@ def check_roles(options: ChatOptions, prompt: str) -> None:
             )
 
 
-async def _render(work: RequestWork, model: ServedModel, options: ChatOptions, limits: RequestLimits) -> str:
+async def _render(
+    work: RequestWork,
+    model: ServedModel,
+    options: ChatOptions,
+    limits: RequestLimits,
+    places: Placeholders | None = None,
+) -> str:
     cost_s = TOKENISE_S_PER_CHAR * size_of(options)
-    arguments = await work.run(cost_s, _template_arguments, model, options, limits)
+    arguments = await work.run(cost_s, _template_arguments, options, limits, places)
     max_s, max_chars = limits.max_template_s, limits.max_template_chars
     template, source = model.chat_template, options.chat_template
     if source is None and not template.is_confined:
@@ -61,9 +83,11 @@ async def _render(work: RequestWork, model: ServedModel, options: ChatOptions, l
     return await work.run_process(render_untrusted, source, special, arguments, max_s, max_chars)
 
 
-def _template_arguments(model: ServedModel, options: ChatOptions, limits: RequestLimits) -> dict[str, Any]:
+def _template_arguments(
+    options: ChatOptions, limits: RequestLimits, places: Placeholders | None = None
+) -> dict[str, Any]:
     check_conversation(options, limits)
-    return {
+    arguments = {
         "messages": [message.for_template() for message in options.messages],
         "tools": [tool.for_template() for tool in options.tools] if options.tools else None,
         "documents": options.documents,
@@ -72,6 +96,7 @@ def _template_arguments(model: ServedModel, options: ChatOptions, limits: Reques
         "continue_final_message": options.continue_final_message,
         "chat_template_kwargs": options.template_names(),
     }
+    return arguments if places is None else {name: places.hide(value) for name, value in arguments.items()}
 
 
 def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:

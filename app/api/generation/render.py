@@ -19,6 +19,7 @@ from app.api.http.errors import validation_error
 from app.api.http.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
+from app.records.media import MediaAsk
 from app.records.request import ANYWHERE, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from app.text.prompt_size import TextRoom
@@ -33,10 +34,12 @@ _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """One prompt, tokenised. `text` is what the client wrote or the template rendered; None for token-id prompts."""
+    """One prompt, tokenised. `text` is what the client wrote or the template rendered; None for token-id prompts.
+    `asks` are what its pictures are, where it shows any."""
 
     token_ids: list[int]
     text: str | None = None
+    asks: tuple[MediaAsk, ...] = ()
 
 
 class Serving(Protocol[ModelT_co]):
@@ -129,6 +132,8 @@ def truncate(prompt: Prompt, room: TextRoom) -> Prompt:
     """Returns what `room` keeps of the prompt."""
     if room.keeps == "all" or len(prompt.token_ids) <= room.num_tokens:
         return prompt
+    if prompt.asks:
+        raise UnsupportedError("a prompt with pictures is not cut", param="truncate_prompt_tokens")
     kept = slice(0, room.num_tokens) if room.keeps == "first" else slice(-room.num_tokens, None)
     return Prompt(prompt.token_ids[kept], None)
 
@@ -160,7 +165,11 @@ def engine_requests(
         inside=start.inside,
         usual_max_tokens=usual,
     )
-    return [one for i, prompt in enumerate(prompts) for one in builder.choices(f"{request_id}-{i}", prompt.token_ids)]
+    return [
+        one
+        for i, prompt in enumerate(prompts)
+        for one in builder.choices(f"{request_id}-{i}", prompt.token_ids, prompt.asks)
+    ]
 
 
 def check_limits(

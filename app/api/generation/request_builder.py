@@ -11,13 +11,13 @@ from app.parsers.answer import load_reasoning_parser
 from app.parsers.thinking import FIELD as BUDGET
 from app.parsers.thinking import thinking_budget
 from app.records.bad_words import BadWords
+from app.records.media import MediaAsk
 from app.records.pooling_params import PoolingParams
 from app.records.request import ANYWHERE, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from app.records.thinking_budget import ThinkingBudget
 from app.structured.reasoning import ReasoningSpan
 from app.text.bad_words import bad_words_token_ids
-from app.text.message_marks import message_borders
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.served_model import ServedModel
 from app.text.stop_tokens import with_tokenizer_eos
@@ -63,20 +63,21 @@ class RequestBuilder:
         with in_words_of(self._names):
             return bad_words_token_ids(params.bad_words, self._model.tokenizer)
 
-    def choices(self, request_id: str, prompt_token_ids: list[int]) -> list[EngineRequest]:
-        """`n` requests for one prompt, with one seed."""
+    def choices(
+        self, request_id: str, prompt_token_ids: list[int], media: tuple[MediaAsk, ...] = ()
+    ) -> list[EngineRequest]:
+        """`n` requests for one prompt, with one seed. `media`: what it shows."""
         with in_words_of(self._names):
             asked = EngineRequest(
                 f"{request_id}-0",
                 prompt_token_ids,
                 self._params,
                 placement=self._placement,
-                asks=self._asks,
+                asks=(*self._asks, *media),
             )
             first = self._model.bounds.settle(asked, self._usual_max_tokens)
         thinking = None if self._params.thinking_token_budget is None else self._thinking_budget(prompt_token_ids)
-        borders = message_borders(prompt_token_ids, self._model.message_marks)
-        asks = (*self._asks, *(ask for ask in (thinking, borders) if ask is not None))
+        asks = first.asks if thinking is None else (*first.asks, thinking)
         return [
             replace(first, request_id=f"{request_id}-{i}", choice_index=i, asks=asks) for i in range(self._params.n)
         ]

@@ -20,11 +20,13 @@ from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.checkpoints.model_info import ASSETS, ModelInfo, tokenizer_directory
 from app.config.model import ModelConfig
 from app.errors import ConfigError
+from app.media.reader import MediaReader
 from app.models.model_check import check_model
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.records.pooling_info import pooling_info
 from app.registry import Registry
 from app.text.chat_template import ChatTemplate
+from app.text.model_media import ModelMedia
 from app.text.served_model import ServedModel
 from app.text.template_sandbox import takes_too_much
 from app.text.tokenizer import Tokenizer
@@ -69,8 +71,9 @@ def _import_plugins(named: Iterable[tuple[Registry[Any], str | None]]) -> None:
             table.load(name)
 
 
-def load_served_model(config: ModelConfig) -> ServedModel:
-    """Read a model's tokenizer and template; takes up to a second. Errors are those of `check_served_model`."""
+def load_served_model(config: ModelConfig, reader: MediaReader | None = None) -> ServedModel:
+    """Read a model's tokenizer and template; takes up to a second. Errors are those of `check_served_model`. Without a
+    `reader` it takes no pictures."""
     info = check_served_model(config)
     directory = tokenizer_directory(config.engine, info)
     tokenizer = Tokenizer.from_directory(directory)
@@ -89,4 +92,5 @@ def load_served_model(config: ModelConfig) -> ServedModel:
         pooling=pooling_info(config.engine, info),
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
+        media=None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine),
     )

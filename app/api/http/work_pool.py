@@ -194,6 +194,11 @@ class RequestWork:
         self._tenant = tenant
         self._receive = receive
 
+    @property
+    def tenant(self) -> str:
+        """The name of the request's tenant."""
+        return self._tenant
+
     async def run(self, cost_s: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns or raises what `call` does; off the event loop unless `cost_s`, its estimate in seconds, is small.
 

@@ -55,6 +55,8 @@ def _rendered(body: GenerationBody, limits: RequestLimits, generation: Generatio
     if body.use_beam_search:
         raise UnsupportedError("a search is no request of token ids", param="use_beam_search")
     model, prompts = generation.model, generation.prompts
+    if any(prompt.asks for prompt in prompts):
+        raise UnsupportedError("a request of token ids brings no pictures", param="messages")
     params = sampling_params(generation.fields, model, body.model_fields_set)
     names, start = generation.names, generation.start
     engine_requests(model, limits, prompts, params, ANYWHERE, request_id="", names=names, start=start)

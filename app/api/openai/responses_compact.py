@@ -20,7 +20,7 @@ from app.api.http.json_response import JSONResponse
 from app.api.http.strict_models import StrictModel
 from app.api.openai.response_store import ResponseStore
 from app.api.openai.responses_answer import item_id, new_id, usage
-from app.api.openai.responses_items import ID_PREFIXES, InputItem, MessageItem, packed, text_of
+from app.api.openai.responses_items import ID_PREFIXES, InputItem, MessageItem, packed, shows_pictures, text_of
 from app.api.openai.responses_opening import check_number, history, open_items, resolved
 from app.api.openai.responses_protocol import IGNORED, ResponsesRequest
 from app.bounds import Items, Text
@@ -86,6 +86,12 @@ def _summary(reader: BlockReader) -> str:
     raise MantaError("the model wrote no summary; the conversation is as it was")
 
 
+def _parts(item: MessageItem) -> list[dict[str, Any]]:
+    if isinstance(item.content, list) and shows_pictures(item.content):
+        return [part.model_dump(exclude_none=True) for part in item.content]
+    return [{"type": "input_text", "text": text_of(item.content)}]
+
+
 def _answer(items: list[InputItem], summary: str, used: dict[str, Any]) -> dict[str, Any]:
     response_id = new_id("resp")
     said = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
@@ -95,7 +101,7 @@ def _answer(items: list[InputItem], summary: str, used: dict[str, Any]) -> dict[
             "type": "message",
             "role": "user",
             "status": "completed",
-            "content": [{"type": "input_text", "text": text_of(item.content)}],
+            "content": _parts(item),
         }
         for i, item in enumerate(said)
     ]

@@ -15,6 +15,8 @@ from app.api.openai.responses_items import (
     MessageItem,
     ReasoningItem,
     ResultItem,
+    content_for_chat,
+    part_of,
     text_of,
 )
 from app.api.openai.responses_protocol import ResponsesRequest
@@ -47,7 +49,7 @@ def to_chat(body: ResponsesRequest, items: Sequence[InputItem], num_dropped: int
     """The same request as a chat over `items`, the whole conversation; `num_dropped` turns are left out."""
     if body.forgets_reasoning:
         items = _without_earlier_reasoning(items)
-    messages = _dropped(_messages(body.instructions, items), num_dropped)
+    messages = _dropped(_messages(body.instructions, items, is_continued=bool(body.previous_response_id)), num_dropped)
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME & body.model_fields_set}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     if body.wants_logprobs:
@@ -89,18 +91,20 @@ def _dropped(messages: list[dict[str, Any]], number: int) -> list[dict[str, Any]
     return messages[:start] + kept
 
 
-def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Messages of a conversation. What the assistant reasoned, said and called in a row is one message."""
+def _messages(instructions: str | None, items: Sequence[InputItem], is_continued: bool = False) -> list[dict[str, Any]]:
+    """Messages of a conversation. What the assistant reasoned, said and called in a row is one message. Of one
+    that `is_continued` some items came earlier, and errors name the input as a whole."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in items:
+    for i, item in enumerate(items):
+        place = "input" if is_continued else f"input.{i}"
         match item:
             case MessageItem(role="assistant"):
                 turn = _assistant_turn(messages)
                 turn["content"] += text_of(item.content)
             case MessageItem():
-                _hear(messages, item.role, text_of(item.content))
+                _hear(messages, item.role, content_for_chat(item.content, part_of(place, "content")))
             case CompactionItem():
                 _hear(messages, "user", f"{_SUMMED_UP}\n\n{item.summary}")
             case _ if isinstance(item, CallItem):
@@ -108,7 +112,7 @@ def _messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict
                 if not item.is_cut:  # nobody ran one that is, and templates want arguments whole
                     turn.setdefault("tool_calls", []).append(item.for_chat())
             case _ if isinstance(item, ResultItem):
-                messages.append(item.for_chat())
+                messages.append(item.for_chat(place))
             case ReasoningItem():
                 reasoning = "".join(part.text for part in item.content or item.summary)
                 turn = _assistant_turn(messages)
@@ -123,9 +127,10 @@ def _assistant_turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _hear(messages: list[dict[str, Any]], role: str, content: str) -> None:
+def _hear(messages: list[dict[str, Any]], role: str, content: str | list[Any]) -> None:
     """Add a turn. What the model is told at the start is one message: many templates take no second one."""
-    if len(messages) == 1 and messages[0]["role"] in _TOLD and role in _TOLD:
+    texts = isinstance(content, str) and all(isinstance(message["content"], str) for message in messages[:1])
+    if len(messages) == 1 and messages[0]["role"] in _TOLD and role in _TOLD and texts:
         messages[0]["content"] += f"\n\n{content}"
     else:
         messages.append({"role": role, "content": content})

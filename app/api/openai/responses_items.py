@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator
+from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator, model_validator
 
 from app.api.chat.call_arguments import FunctionName
 from app.api.http.strict_models import History
-from app.api.openai.responses_text import ItemRefusal, ItemStatus, ItemText, Part
+from app.api.openai.responses_text import Content, ItemImage, ItemStatus, Part
 from app.api.openai.responses_tools import name_in_namespace
 from app.bounds import Items, Text
 
@@ -51,9 +50,13 @@ class ResultItem(Item):
 
     call_id: str = Field(min_length=1)
 
-    def for_chat(self) -> dict[str, Any]:
-        """The result as a chat has it."""
-        return {"role": "tool", "tool_call_id": self.call_id, "content": self.text()}
+    def for_chat(self, place: str) -> dict[str, Any]:
+        """The result as a chat has it; `place`: of the item in the body."""
+        return {"role": "tool", "tool_call_id": self.call_id, "content": self.content_for_chat(place)}
+
+    def content_for_chat(self, place: str) -> str | list[Any]:
+        """Returns what the result says, and shows."""
+        return self.text()
 
     def text(self) -> str:
         """The result as the model sees it."""
@@ -61,10 +64,14 @@ class ResultItem(Item):
 
 
 class SaidResultItem(ResultItem):
-    """A result that is a text."""
+    """A result that is a text, maybe with pictures."""
 
     output: Text | Items[Part]
     status: ItemStatus | None = None
+
+    def content_for_chat(self, place: str) -> str | list[Any]:
+        """Returns what the result says, and shows."""
+        return content_for_chat(self.output, part_of(place, "output"))
 
     def text(self) -> str:
         """The result as the model sees it."""
@@ -79,6 +86,12 @@ class MessageItem(Item):
     content: Text | Items[Part]
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(None, description="Accepted; changes nothing.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.role == "assistant" and shows_pictures(self.content):
+            raise ValueError("a message of the assistant shows no pictures")
+        return self
 
 
 class FunctionCallItem(CallItem):
@@ -300,9 +313,29 @@ class ItemReference(History):
     id: str = Field(min_length=1, max_length=256)
 
 
-def text_of(content: str | Sequence[ItemText | ItemRefusal]) -> str:
-    """Content in either form as one text."""
+def part_of(place: str, part: str) -> str:
+    """A place within a place; what is in an input that came in several requests has none of its own."""
+    return f"{place}.{part}" if "." in place else place
+
+
+def text_of(content: Content) -> str:
+    """The texts of content in either form as one."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def shows_pictures(content: Content) -> bool:
+    """True if a picture is among content in either form."""
+    return not isinstance(content, str) and any(isinstance(part, ItemImage) for part in content)
+
+
+def content_for_chat(content: Content, place: str) -> str | list[Any]:
+    """Content in either form as a chat's message has it: one text, and parts where pictures are among it."""
+    if isinstance(content, str) or not shows_pictures(content):
+        return text_of(content)
+    return [
+        part.for_chat(part_of(place, str(i))) if isinstance(part, ItemImage) else {"type": "text", "text": part.text}
+        for i, part in enumerate(content)
+    ]
 
 
 def _item_kind(value: Any) -> str:

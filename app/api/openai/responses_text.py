@@ -1,11 +1,14 @@
-"""The pieces that items of /v1/responses consist of: parts of text, and how far an item has come."""
+"""The pieces that items of /v1/responses consist of: parts of text, pictures, and how far an item has come."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from app.api.chat.messages import ImagePart
 from app.api.http.strict_models import History
 from app.bounds import Text
 
@@ -29,5 +32,27 @@ class ItemRefusal(History):
         return self.refusal
 
 
-Part = Annotated[ItemText | ItemRefusal, Field(discriminator="type")]
+class ItemImage(History):
+    """A picture in a message, or in the result of a call."""
+
+    type: Literal["input_image"]
+    image_url: Text
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    text: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_file(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("file_id"):
+            words = {"field": "file_id"}
+            raise PydanticCustomError("unsupported", "pictures are not read from files; send an image_url", words)
+        return data
+
+    def for_chat(self, place: str) -> ImagePart:
+        """The same as a part of a chat's message; `place`: of the part in the body, or of all it brings."""
+        return ImagePart.of(self.image_url, self.detail, f"{place}.image_url" if "." in place else place)
+
+
+Part = Annotated[ItemText | ItemImage | ItemRefusal, Field(discriminator="type")]
+Content = str | Sequence[ItemText | ItemImage | ItemRefusal]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -122,7 +122,10 @@ async def read_inputs(
             documents=None,
             chat_template_kwargs=None,
         )
-        return [_cut((await render_chat(work, model, options, limits, room)).token_ids, room)]
+        rendered = await render_chat(work, model, options, limits, room)
+        if rendered.asks:
+            raise UnsupportedError("pictures are not embedded", param="messages")
+        return [_cut(rendered.token_ids, room)]
     given = body.inputs()
     if not given:
         raise InvalidRequestError("the list of inputs is empty", param="input")

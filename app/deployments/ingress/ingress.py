@@ -52,6 +52,7 @@ from app.deployments.serve.haproxy import warn_of_lost_settings
 from app.deployments.serve.tenant_store import SharedStores
 from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError
 from app.heap import map_large_blocks, settle_heap
+from app.media.reader import MediaReader
 from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest, Placement
 from app.telemetry.metrics import MetricsRecorder
@@ -102,13 +103,13 @@ class Ingress:
             pool.finder.start()
         self._names = ServedNames()
         self.models: dict[str, ServedModel] = self._names
+        key = await asyncio.to_thread(load_block_hash_key)
+        media = MediaReader(config.ingress.media, key)
         for model in config.models:
-            served = await asyncio.to_thread(load_served_model, model)
-            self._names.serve(served)
+            self._names.serve(await asyncio.to_thread(load_served_model, model, media))
         self._waiting_rooms = {
             model.name: WaitingRoom(model.name, model.autoscaling, config.admin.held_wait_s) for model in config.models
         }
-        key = await asyncio.to_thread(load_block_hash_key)
         self._hasher, self._tenant_labels = PromptHasher(key), TenantLabels(key)
         routes = RouterClient(router.options(method_name="route"), self._hasher, config.ingress.route_timeout_s)
         self._dispatchers = {

@@ -170,7 +170,7 @@ def test_sampling(claude: anthropic.Anthropic, client: Any) -> None:
         ({"messages": []}, "messages"),
         ({"container": "c"}, "container: there are no containers"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' is not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.source"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "content.0.source"),
         ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": ""}]}]}, "redacted"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "role"),

@@ -18,6 +18,7 @@ import torch
 
 from app import LLM, SamplingParams
 from app.errors import EngineDeadError
+from app.offline.prompts import Encoded
 from benchmarks.serve_process import ROOT
 from tests import limits
 from tests.engine.executor.test_local_processes import gone
@@ -138,7 +139,7 @@ def test_a_lost_rank_ends_the_worker_group_and_frees_the_device(
     try:
         pids = llm._core.executor.worker_pids
         for i, prompt in enumerate(_prompts(4)):
-            llm._core.enqueue(llm._generation.job(i, None, prompt, endless)[0].request)
+            llm._core.enqueue(llm._generation.job(i, Encoded(None, prompt), endless)[0].request)
         for _ in range(8):
             llm._core.step()
         os.kill(pids[victim], sign)

@@ -1,0 +1,98 @@
+"""Keeps what a chat template writes where a picture goes apart from the same words in a user's text.
+
+While a template renders a conversation, a mark that nobody can guess stands for each such word of the user's. Behind
+it they come back as text: tokenised in halves, none of which is a token of its own meaning.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from app.errors import InvalidRequestError
+from app.media.picture import Picture
+from app.records.media import MediaAsk, MediaItem
+from app.text.model_media import ModelMedia
+from app.text.prompt_size import TextRoom
+from app.text.tokenizer import Tokenizer
+
+
+class Placeholders:
+    """One conversation's."""
+
+    def __init__(self, media: ModelMedia) -> None:
+        self._words = sorted(media.reserved, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._words)))
+        self._nonce = secrets.token_hex(12)
+        self._marks = re.compile(f"USERWORD{self._nonce}N([0-9]+)END")
+        written, processor = media.processor.written, media.processor
+        self._written = written
+        self._in_place = processor.around[0] + processor.placeholder + processor.around[1]
+
+    def hide(self, value: Any) -> Any:
+        """The same with marks in all texts of nested lists and objects."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda found: self._mark(found.group()), value)
+        if isinstance(value, dict):
+            return {self.hide(name): self.hide(own) for name, own in value.items()}
+        return [self.hide(own) for own in value] if isinstance(value, list) else value
+
+    def _mark(self, word: str) -> str:
+        return f"USERWORD{self._nonce}N{self._words.index(word)}END"
+
+    def shown(self, rendered: str) -> str:
+        """A rendered prompt as whoever reads it expects it: with the words of users."""
+        return self._marks.sub(lambda found: self._words[int(found.group(1))], rendered)
+
+    def pieces(self, rendered: str) -> list[str]:
+        """A rendered prompt in pieces that are tokenised one by one: cut within each word of a user's."""
+        first, *rest = self._marks.split(rendered)
+        pieces, begun = [], self.in_place(first)
+        for index, text in zip(rest[::2], rest[1::2], strict=True):
+            word = self._words[int(index)]
+            half = len(word) // 2
+            pieces.append(begun + word[:half])
+            begun = word[half:] + self.in_place(text)
+        return [*pieces, begun]
+
+    def in_place(self, text: str) -> str:
+        """A text with what stands around a picture where one goes."""
+        return text if self._in_place == self._written else text.replace(self._written, self._in_place)
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str], add_special_tokens: bool, room: TextRoom) -> list[int]:
+    """Token ids of a text that came in pieces; special tokens belong to the first."""
+    if room.keeps == "all":
+        room.fit(tokenizer, "".join(pieces))
+    first, *rest = pieces
+    ids = tokenizer.encode(first, add_special_tokens)
+    return ids + [token for piece in tokenizer.encode_batch(rest, False) for token in piece] if rest else ids
+
+
+def with_pictures(
+    media: ModelMedia, token_ids: list[int], pictures: Sequence[Picture], field: str
+) -> tuple[list[int], tuple[MediaAsk, ...]]:
+    """A prompt whose placeholders, one for each picture, have become the pictures' tokens, and the record of them.
+
+    InvalidRequestError where the prompt has another number of placeholders.
+    """
+    places = [i for i, token in enumerate(token_ids) if token == media.info.image_token_id]
+    if len(places) != len(pictures):
+        what = f"{len(pictures)} pictures, but the prompt has {len(places)} places for them"
+        raise InvalidRequestError(
+            f"{field}: {what}: the chat template or the text must write one for each", param=field
+        )
+    if not pictures:
+        return token_ids, ()
+    expanded: list[int] = []
+    items: list[MediaItem] = []
+    done = 0
+    for place, picture in zip(places, pictures, strict=True):
+        expanded += token_ids[done:place]
+        own = media.token_ids(picture.layout)
+        items.append(picture.item(len(expanded), len(own)))
+        expanded += own
+        done = place + 1
+    return expanded + token_ids[done:], (MediaAsk(tuple(items)),)

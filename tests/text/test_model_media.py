@@ -1,0 +1,37 @@
+"""Which pictures a model takes: from its files and its configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.errors import CheckpointError, ConfigError
+from tests.media.media_model import PAD, VIDEO, reader, seeing, write_media_model
+
+
+def test_options_go_before_the_checkpoint_s_own(tmp_path: Path) -> None:
+    path = write_media_model(tmp_path / "m")
+    media = seeing(path, reader(max_images=9)).media
+    assert media is not None
+    assert (media.max_images, media.reserved, media.processor.settings["max_pixels"]) == (9, (PAD, VIDEO), 784 * 64)
+    assert media.processor_for("high").layout((999, 999)).num_tokens == 64
+    given = {"limit_mm_per_prompt": {"image": 2}, "mm_processor_kwargs": {"max_pixels": 784 * 4}}
+    media = seeing(path, reader(), **given).media
+    assert media is not None
+    assert (media.max_images, media.processor.layout((999, 999)).num_tokens) == (2, 4)
+    with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.max_pixel: .* did you mean max_pixels"):
+        seeing(path, reader(), mm_processor_kwargs={"max_pixel": 1})
+    with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.min_pixels is 0"):
+        seeing(path, reader(), mm_processor_kwargs={"min_pixels": 0})
+    (path / "preprocessor_config.json").write_text(json.dumps({"patch_size": "14"}))
+    with pytest.raises(CheckpointError, match="patch_size is '14'"):
+        seeing(path, reader())
+
+
+def test_a_model_of_text_takes_none(tmp_path: Path) -> None:
+    path = write_media_model(tmp_path / "m")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
+    assert seeing(path, reader()).media is None
