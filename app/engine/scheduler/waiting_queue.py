@@ -1,7 +1,7 @@
 """Requests without a row, in the order of service.
 
 Those that had a row, here or on another replica, go first: their clients wait for the next token. Then the classes of
-service take turns, weighted by their shares, and within a class its tenants; see `tenant_turns`. A tenant's own
+service take turns, weighted by their shares, and within a class its tenants; see app/turns.py. A tenant's own
 requests come in the order of their ranks. With one class and one tenant that is first come, first served. Those that
 are held for a slow client have no place meanwhile.
 """
@@ -14,9 +14,9 @@ from itertools import islice
 from operator import attrgetter
 
 from app.engine.scheduler.queue_load import QueueLoad, WorkCosts
-from app.engine.scheduler.tenant_turns import Flow, TenantTurns, Turn, in_turn
 from app.records.request_state import Request
 from app.records.stats import QueuedWork
+from app.turns import Flow, TenantTurns, Turn, in_turn
 
 _rank = attrgetter("rank")
 
