@@ -81,6 +81,11 @@ class Request:
     last_token: float | None = None
 
     @property
+    def tenant(self) -> str:
+        """The tenant that it belongs to."""
+        return self.spec.placement.tenant
+
+    @property
     def rank(self) -> int:
         """Its rank among running requests, and its place among the tenant's own: smaller goes first. Unique."""
         return self.key if self.ranks is None else self.ranks.rank(self)

@@ -207,7 +207,7 @@ class BatchRun:
             try:
                 answer = await self.tools.post(request.url, payload, self.tenant)
             finally:
-                await asyncio.shield(self.tools.turns.release(self.tenant))
+                self.tools.turns.release(self.tenant)
             if answer.status not in TRY_LATER:
                 break
             await asyncio.sleep(max(wait_s, min(answer.retry_after_s or 0.0, LONGEST_WAIT_S)))

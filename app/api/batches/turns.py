@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+
+from app.turns import TenantTurns
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    tenant: str
+    rank: int = 0
+    cost: float = 1.0
+    may_begin: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Turns:
-    """At most `most` at a time; a tenant has at most its share of them while others wait for theirs."""
+    """At most `most` at a time; one that comes free is for the tenant that has fewest of those who wait."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._running: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()
-        self._changed = asyncio.Condition()
+        self._num_free = most
+        self._turns = TenantTurns[_Turn](1.0, are_given_back=True)
+        self._ranks = count()
 
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn."""
-        self._waiting[tenant] += 1
+        turn = _Turn(tenant, next(self._ranks))
+        self._turns.push(turn)
+        self._grant()
         try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._may(tenant))
-                self._running[tenant] += 1
-        finally:
-            self._waiting[tenant] -= 1
+            await turn.may_begin.wait()
+        except asyncio.CancelledError:
+            if turn.may_begin.is_set():
+                self.release(tenant)
+            else:
+                self._turns.remove(turn)
+            raise
 
-    async def release(self, tenant: str) -> None:
+    def release(self, tenant: str) -> None:
         """Release a turn."""
-        async with self._changed:
-            self._running[tenant] -= 1
-            self._changed.notify_all()
+        self._turns.settle(_Turn(tenant), -1.0)
+        self._num_free += 1
+        self._grant()
 
-    def _may(self, tenant: str) -> bool:
-        if self._running.total() >= self._most:
-            return False
-        tenants = len(+self._running | +self._waiting | Counter({tenant: 1}))
-        return self._running[tenant] < max(1, -(-self._most // tenants))
+    def _grant(self) -> None:
+        while self._num_free and (turn := self._turns.first) is not None:
+            self._turns.serve(turn)
+            self._num_free -= 1
+            turn.may_begin.set()

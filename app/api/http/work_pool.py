@@ -13,10 +13,10 @@ import os
 import sys
 import threading
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ from starlette.types import Receive
 
 from app.api.http.errors import ClientDisconnected
 from app.errors import OverloadedError
+from app.turns import TenantTurns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,42 +51,12 @@ SWITCH_S = 1e-3
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Job:
     tenant: str
+    rank: int
     is_long: bool
     call: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
-
-
-class _JobQueue:
-    """Jobs in the order they run: the tenants take turns, each tenant's own jobs come in order."""
-
-    def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def add(self, job: _Job) -> None:
-        self._queues.setdefault(job.tenant, deque()).append(job)
-
-    def take(self) -> _Job:
-        """The next job; there must be one."""
-        tenant, queue = next(iter(self._queues.items()))
-        job = queue.popleft()
-        if queue:
-            self._queues.move_to_end(tenant)
-        else:
-            del self._queues[tenant]
-        return job
-
-    def remove(self, job: _Job) -> bool:
-        """Removes a job; True if it was still here."""
-        queue = self._queues.get(job.tenant)
-        if queue is None or job not in queue:
-            return False
-        queue.remove(job)
-        if not queue:
-            del self._queues[job.tenant]
-        return True
+    cost: float = 1.0  # tenants take turns, however long each piece of their work is
+    is_waiting: bool = True
 
 
 class WorkPool:
@@ -102,7 +73,8 @@ class WorkPool:
         self._max_waiting_per_tenant = max_waiting_per_tenant
         self._executor = ThreadPoolExecutor(self._num_threads, "work")
         self._lock = threading.Lock()
-        self._short, self._long = _JobQueue(), _JobQueue()
+        self._short, self._long = TenantTurns[_Job](1.0), TenantTurns[_Job](1.0)
+        self._ranks = count()
         self._num_waiting: dict[str, int] = {}  # by tenant; only those that have something waiting
         self._num_long = 0  # running
         self._prefers_long = False
@@ -117,10 +89,10 @@ class WorkPool:
 
         A future that is cancelled before its work begins takes it out of the queue.
         """
-        job = _Job(tenant, cost_s >= LONG_S, call)
         with self._lock:
             self._check_room(tenant)
-            (self._long if job.is_long else self._short).add(job)
+            job = _Job(tenant, next(self._ranks), cost_s >= LONG_S, call)
+            self._turns(job).push(job)
             self._num_waiting[tenant] = self._num_waiting.get(tenant, 0) + 1
         waiting = weakref.ref(job)  # the future must not hold what holds it: its result may be of megabytes
         job.future.add_done_callback(lambda future: self._forget(waiting()) if future.cancelled() else None)
@@ -146,22 +118,31 @@ class WorkPool:
     def _next(self) -> _Job | None:
         """The job whose turn it is; long and short ones alternate while both may begin."""
         with self._lock:
-            may_long = bool(self._long) and self._num_long < max(1, self._num_threads - 1)
-            if not may_long and not self._short:
+            may_long = self._long.is_waited_for and self._num_long < max(1, self._num_threads - 1)
+            if not may_long and not self._short.is_waited_for:
                 return None
-            is_long = may_long and (self._prefers_long or not self._short)
+            is_long = may_long and (self._prefers_long or not self._short.is_waited_for)
             self._prefers_long = not is_long
-            job = (self._long if is_long else self._short).take()
+            turns = self._long if is_long else self._short
+            job = turns.first
+            assert job is not None
+            turns.serve(job)
+            turns.settle(job, 0.0)
             self._num_long += is_long
             self._uncount(job)
             return job
 
     def _forget(self, job: _Job | None) -> None:
         with self._lock:
-            if job is not None and (self._long if job.is_long else self._short).remove(job):
+            if job is not None and job.is_waiting:
+                self._turns(job).remove(job)
                 self._uncount(job)
 
+    def _turns(self, job: _Job) -> TenantTurns[_Job]:
+        return self._long if job.is_long else self._short
+
     def _uncount(self, job: _Job) -> None:
+        job.is_waiting = False
         self._num_waiting[job.tenant] -= 1
         if not self._num_waiting[job.tenant]:
             del self._num_waiting[job.tenant]

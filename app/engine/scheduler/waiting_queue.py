@@ -19,6 +19,7 @@ from app.records.stats import QueuedWork
 from app.turns import Flow, TenantTurns, Turn, in_turn
 
 _rank = attrgetter("rank")
+QUANTUM_TOKENS = 1024.0  # of work: prompt tokens that are not cached, and output, as expected and as it was in the end
 
 
 class WaitingQueue:
@@ -31,7 +32,7 @@ class WaitingQueue:
     ) -> None:
         """`num_known_tokens`: see QueueLoad. `expected_output_tokens()`: the usual length of an answer."""
         self._returning: list[Request] = []
-        self._classes: dict[str, TenantTurns] = {}
+        self._classes: dict[str, TenantTurns[Request]] = {}
         self._round = 0  # of the last request that was served, in the classes' turns
         self._num_known_tokens = num_known_tokens
         self._expected_output_tokens = expected_output_tokens
@@ -132,11 +133,11 @@ class WaitingQueue:
             one if one.rate else one._replace(rate=rates.get(one.service_class, 0.0)) for one in self.load.queued(costs)
         )
 
-    def _turns(self, request: Request) -> TenantTurns:
+    def _turns(self, request: Request) -> TenantTurns[Request]:
         name = request.spec.placement.service_class.name
         turns = self._classes.get(name)
         if turns is None:
-            turns = self._classes[name] = TenantTurns()
+            turns = self._classes[name] = TenantTurns(QUANTUM_TOKENS)
         return turns
 
     def _cost(self, request: Request) -> float:

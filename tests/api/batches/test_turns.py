@@ -14,15 +14,14 @@ def test_a_tenant_gets_its_share_once_another_waits() -> None:
         for _ in range(4):
             await turns.acquire("a")  # alone it may have all
         many = [asyncio.create_task(turns.acquire("a")) for _ in range(10)]
-        late = asyncio.create_task(turns.acquire("b"))
+        late = [asyncio.create_task(turns.acquire("b")) for _ in range(2)]
         await asyncio.sleep(0)
-        await turns.release("a")
-        await late  # though ten of the other have waited longer
-        await turns.release("a")
-        await turns.acquire("b")
+        for _ in range(2):
+            turns.release("a")
+        await asyncio.gather(*late)  # though ten of the other have waited longer
         assert not any(task.done() for task in many)
         for _ in range(2):
-            await turns.release("b")
+            turns.release("b")
         await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
         for task in many:
             task.cancel()

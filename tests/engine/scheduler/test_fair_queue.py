@@ -8,11 +8,10 @@ from collections import Counter
 import pytest
 
 from app.engine.scheduler.queue_load import WorkCosts
-from app.engine.scheduler.waiting_queue import WaitingQueue
+from app.engine.scheduler.waiting_queue import QUANTUM_TOKENS, WaitingQueue
 from app.records.request import EngineRequest, Placement, ServiceClass
 from app.records.request_state import Request, RequestStatus
 from app.records.sampling_params import SamplingParams
-from app.turns import QUANTUM_TOKENS
 
 SHARES = {"interactive": 0.6, "default": 0.3, "bulk": 0.1}
 
