@@ -132,6 +132,16 @@ class ParserPlan:
         return (self.tools or ToolParser).new_call_id()
 
 
+@dataclass(slots=True, frozen=True)
+class ModelParsers:
+    """Holds what reads the answers of a model: found once for it, with tools and without."""
+
+    reasoning: type[ReasoningParser] | None
+    tools: type[ToolParser] | None
+    marker_ids: Mapping[str, int]  # of the markers that are tokens of their own
+    shown_token_ids: frozenset[int]  # special tokens among them
+
+
 def plan_parsers(
     model: ServedModel,
     prompt_token_ids: list[int],
@@ -149,22 +159,20 @@ def plan_parsers(
     UnsupportedError names `tools_param` when the way the model calls tools is not known, or cannot be enforced.
     """
     wanted = tool_options if tool_options is not None and tool_options.tools and tool_options.mode != "none" else None
-    tools = load_tool_parser(model, tools_param) if wanted is not None else None
-    reasoning = load_reasoning_parser(model)
-    if tools is not None and reasoning is not None and reasoning.markers == tools.markers:
-        reasoning = None  # one parser finds both
-    end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
-    inside = reasoning is not None and reasoning.starts_inside(end, continued)
-    ids = _marker_ids(model.tokenizer, tools, reasoning)
-    may_open = model.chat_template.thinks_unasked if thinks is None else thinks
-    opening = reasoning.may_open(end, continued) if reasoning is not None and may_open else ""
-    span = _reasoning_span(model.tokenizer, reasoning, inside, opening) if reasoning is not None else None
+    of_tools = load_tool_parser(model, tools_param) if wanted is not None else None
+    found = _parsers_of(model.tokenizer, of_tools, load_reasoning_parser(model))
+    inside, span = False, None
+    if (reasoning := found.reasoning) is not None:
+        end = model.tokenizer.decode(prompt_token_ids[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        inside = reasoning.starts_inside(end, continued)
+        may_open = model.chat_template.thinks_unasked if thinks is None else thinks
+        opening = reasoning.may_open(end, continued) if may_open else ""
+        span = _reasoning_span(model.tokenizer, reasoning, inside, opening)
     enforced = None
-    if tools is not None and wanted is not None:
+    if found.tools is not None and wanted is not None:
         may_reason = inside or (span is not None and span.start_token_id is not None)
-        enforced = _enforced(tools, wanted, answer, ids, may_reason, tools_param)
-    shown = model.tokenizer.special_token_ids.intersection(ids.values())
-    return ParserPlan(reasoning, tools, wanted, inside, shown, enforced, span)
+        enforced = _enforced(found.tools, wanted, answer, found.marker_ids, may_reason, tools_param)
+    return ParserPlan(reasoning, found.tools, wanted, inside, found.shown_token_ids, enforced, span)
 
 
 @_of_a_model
@@ -209,13 +217,15 @@ def _tool_parser_of(template: ChatTemplate) -> str | None:
 
 
 @_of_a_model
-def _marker_ids(
+def _parsers_of(
     tokenizer: Tokenizer, tools: type[ToolParser] | None, reasoning: type[ReasoningParser] | None
-) -> Mapping[str, int]:
-    """Ids of the parsers' markers that are tokens of their own."""
+) -> ModelParsers:
+    if tools is not None and reasoning is not None and reasoning.markers == tools.markers:
+        reasoning = None  # one parser finds both
     markers = [marker for parser in (tools, reasoning) if parser is not None for marker in parser.markers]
     ids = {marker: tokenizer.token_to_id(marker) for marker in markers}
-    return {marker: index for marker, index in ids.items() if index is not None}
+    known = {marker: index for marker, index in ids.items() if index is not None}
+    return ModelParsers(reasoning, tools, known, tokenizer.special_token_ids.intersection(known.values()))
 
 
 def _enforced(
