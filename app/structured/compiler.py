@@ -109,8 +109,9 @@ class GrammarCompiler:
             return grammar.deep_copy()
 
     def _remember_refusal(self, key: bytes, error: InvalidRequestError) -> None:
+        # A copy: on its way the error itself collects the frames that it passes, with the request and its grammar.
         with self._cache_lock:
-            self._refusals[key] = error.with_traceback(None)
+            self._refusals[key] = type(error)(error.message, param=error.param)
             while len(self._refusals) > MAX_REFUSALS:
                 self._refusals.popitem(last=False)
 

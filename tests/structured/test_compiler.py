@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -289,6 +291,21 @@ def test_text_after_the_reasoning_in_its_last_token_begins_the_answer() -> None:
         assert matcher.is_complete
     finally:
         compiler.close()
+
+
+def test_a_remembered_refusal_does_not_keep_what_was_refused(compiler: GrammarCompiler) -> None:
+    """Errors on their way collect frames, and 16 schemas of 2,000 properties left an engine 90 MB larger."""
+
+    def refused() -> weakref.ref[StructuredOutputs]:
+        spec = StructuredOutputs(regex="(never closed at all")
+        with pytest.raises(InvalidRequestError):
+            compiler.matcher(spec)
+        assert compiler.knows(spec)
+        return weakref.ref(spec)
+
+    spec = refused()
+    gc.collect()
+    assert spec() is None
 
 
 def test_a_refusal_is_remembered(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

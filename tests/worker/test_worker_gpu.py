@@ -78,5 +78,5 @@ def test_memory_is_measured() -> None:
     free, total = torch.cuda.mem_get_info()
     assert 0.2 < (total - free) / total < 0.32
     assert info.num_blocks * 16 >= 512
-    assert any(note.startswith("attention: triton (GPU)") for note in info.notes)
+    assert any(note.startswith("attention: triton (GPU") for note in info.notes)  # then why not others
     worker.shutdown()
