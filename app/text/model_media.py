@@ -54,6 +54,8 @@ class ModelMedia:
             return None
         family: type[Processor] = PROCESSORS.load(info.processor)
         settings = family.settings_of(read_settings(model.directory), model.hf_config)
+        for name, (field, default) in family.tokens.items():
+            settings[name] = tokenizer.id_to_token(int(model.hf_config.get(field) or default))
         given = _checked(family, config.mm_processor_kwargs)
         most = config.limit_mm_per_prompt.get("image", reader.config.max_images)
         return cls(

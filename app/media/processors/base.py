@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from app.checkpoints.fields.kinds import FLAG, Kind, check, whole
-from app.errors import CheckpointError
+from app.errors import CheckpointError, InvalidRequestError
 
 Pixels = npt.NDArray[np.uint8]
 Size = tuple[int, int]  # width and height
@@ -24,6 +24,7 @@ Detail = Literal["auto", "low", "high", "original"]
 SIDE = whole(1, 1 << 14)
 COUNT = whole(1, 1 << 16)
 AREA = whole(1, 1 << 28)
+MAX_RATIO = 200  # of the sides, as transformers takes for Qwen's
 LOW_SIDE = 512  # what `detail: low` leaves of a picture, in pixels along a side
 
 
@@ -44,6 +45,8 @@ class Layout:
 class Processor(ABC):
     """One checkpoint's processor. `settings` are what `settings_of` made of its files, or of a request's options."""
 
+    # Settings that are texts of tokens whose ids config.json has: its field, and the id where that is left out.
+    tokens: ClassVar[Mapping[str, tuple[str, int]]] = {}
     options: ClassVar[Mapping[str, Kind]] = {}  # settings that a configuration or a request may give
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -88,6 +91,19 @@ def resized(image: Pixels, size: Size, resample: int) -> Pixels:
 def channels_first(image: Pixels) -> Pixels:
     """[H, W, 3] -> [3, H, W]."""
     return image.transpose(2, 0, 1)
+
+
+def tiles_of(image: Pixels, side: int) -> Pixels:
+    """[H, W, 3] -> [tiles, 3, side, side], row by row."""
+    rows, columns = image.shape[0] // side, image.shape[1] // side
+    cut = image.reshape(rows, side, columns, side, 3)
+    return cut.transpose(0, 2, 4, 1, 3).reshape(rows * columns, 3, side, side)
+
+
+def check_ratio(size: Size) -> None:
+    """InvalidRequestError for a picture so narrow that resizing one side makes the other too long."""
+    if max(size) > MAX_RATIO * min(size):
+        raise InvalidRequestError(f"has {size[0]} x {size[1]} pixels; one side may be {MAX_RATIO} times the other")
 
 
 COMMON: Mapping[str, Kind] = {"resample": whole(0, 5), "do_resize": FLAG, "do_convert_rgb": FLAG}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from app.checkpoints.fields.kinds import Kind
-from app.errors import InvalidRequestError
 from app.media.processors.base import (
     AREA,
     COUNT,
@@ -17,12 +16,11 @@ from app.media.processors.base import (
     Pixels,
     Processor,
     Size,
+    check_ratio,
     checked,
     resized,
     side_of,
 )
-
-MAX_RATIO = 200  # of the sides
 
 
 class QwenVLProcessor(Processor):
@@ -52,8 +50,7 @@ class QwenVLProcessor(Processor):
     def layout(self, size: Size) -> Layout:
         """See Processor."""
         width, height = size
-        if max(size) > MAX_RATIO * min(size):
-            raise InvalidRequestError(f"has {width} x {height} pixels; one side may be {MAX_RATIO} times the other")
+        check_ratio(size)
         group = self._patch * self._merge
         wide, high = self._whole(width, group), self._whole(height, group)
         if wide * high > self._most:

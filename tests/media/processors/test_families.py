@@ -1,0 +1,94 @@
+"""Processors of the families other than Qwen's, judged by transformers': pixels after its rescaling and normalising,
+tokens by its processors' rules."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import CheckpointError, InvalidRequestError
+from app.media.processors import PROCESSORS
+from app.media.processors.base import Layout, Processor
+from tests.media.pictures import picture
+
+CLIP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+SQUARE = {"size": {"height": 48, "width": 48}}
+TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
+SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
+# Family, transformers' module and class, the processor's own settings, config.json, options of the judge's call.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "clip": ("clip", "CLIPImageProcessorPil", CLIP, {}, {}),
+    "clip padded": ("llava", "LlavaImageProcessorPil", {**CLIP, "do_pad": True}, {}, {}),
+    "siglip": ("siglip", "SiglipImageProcessorPil", {**SQUARE, "do_center_crop": False, "resample": 3}, {}, {}),
+    "gemma3": ("gemma3", "Gemma3ImageProcessorPil", SQUARE, {"mm_tokens_per_image": 4}, {}),
+    "pixtral": ("pixtral", "PixtralImageProcessorPil", {"size": {"longest_edge": 96}}, {}, {"patch_size": 16}),
+    "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
+    "idefics3": ("idefics3", "Idefics3ImageProcessorPil", SMOL, {}, {}),
+    "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil", SMOL, {}, {}),
+}
+OURS = {"clip padded": "clip", "siglip": "clip", "smolvlm": "idefics3"}
+SIZES = [(48, 48), (97, 31), (20, 75), (3, 200), (300, 170)]
+
+
+def made(name: str, own: Mapping[str, Any], hf: Mapping[str, Any]) -> Processor:
+    family = PROCESSORS.load(OURS.get(name, name))
+    texts = {token: f"<{token}>" for token in family.tokens}
+    return family({**family.settings_of(own, hf), **texts, "placeholder": "<image>"})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pixels_are_transformers(name: str) -> None:
+    module, kind, own, hf, call = FAMILIES[name]
+    judge = getattr(importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}"), kind)(**own)
+    processor = made(name, own, hf)
+    mean, std = (np.asarray(one, np.float64).reshape(3, 1, 1) for one in (judge.image_mean, judge.image_std))
+    for i, size in enumerate(SIZES):
+        image = picture(*size, seed=i)
+        expected = np.asarray(judge(image, return_tensors="np", **call)["pixel_values"])
+        layout = processor.layout(size)
+        found = processor.pixels(np.asarray(image), layout)
+        expected = expected.reshape(-1, *expected.shape[-3:])
+        assert found.shape == expected.shape, (name, size)
+        np.testing.assert_allclose((found / 255 - mean) / std, expected, atol=1e-5, err_msg=f"{name} {size}")
+
+
+def written(layout: Layout) -> str:
+    return "".join(text * count for text, count in layout.runs)
+
+
+def test_tokens_are_those_of_transformers_rules() -> None:
+    one = "<image>"
+    assert written(made("clip", CLIP, {"vision_config": {"patch_size": 14}}).layout((9, 9))) == one * 16
+    full = made("clip", CLIP, {"vision_feature_select_strategy": "full"})
+    assert written(full.layout((9, 9))) == one * 17
+    gemma = made("gemma3", SQUARE, {"mm_tokens_per_image": 4})
+    begin, end = gemma.around
+    assert begin + written(gemma.layout((9, 9))) + end == f"\n\n<begin>{one * 4}<end>\n\n"
+    pixtral = made("pixtral", {"size": {"longest_edge": 96}}, {"spatial_merge_size": 2})
+    assert written(pixtral.layout((70, 40))) == f"{one * 3}[IMG_BREAK]{one * 3}[IMG_END]"
+    assert pixtral.layout((70, 40)).grid == (1, 4, 6)
+    tiled = made("internvl", {**TILES, "image_seq_length": 2}, {}).layout((64, 32))
+    assert written(tiled) == f"<img>{one * 6}</img>"
+    assert tiled.grid[0] == 3
+    smol = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
+    own = made("smolvlm", {**SMOL, "image_seq_len": 2}, {})
+    names = ("<fake_token_around_image>", one, "<global-img>")
+    for size, rows, columns in (((300, 170), 3, 4), ((1000, 30), 1, 4)):
+        assert written(own.layout(size)) == smol.get_image_prompt_string(rows, columns, 2, *names)
+    low = type(own)(own.low()).layout((300, 170))
+    assert written(low) == smol.get_image_prompt_string(0, 0, 2, *names)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="200 times the other"):
+        made("clip", CLIP, {}).layout((1, 201))
+    with pytest.raises(CheckpointError, match="do_pan_and_scan"):
+        made("gemma3", {"do_pan_and_scan": True}, {})
+    with pytest.raises(CheckpointError, match="crop_size 99 is more than size 56"):
+        made("clip", {**CLIP, "crop_size": 99}, {})
+    with pytest.raises(CheckpointError, match="do_resize=false"):
+        made("pixtral", {"do_resize": False}, {})
