@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { KeyForm, apiKey, keepKey } from "./key.js";
 import { element } from "./markdown.js";
+import { Pictures, filesOf, isPicture } from "./pictures.js";
 import { ChatError, listModels, streamChat } from "./stream.js";
 import { installTheme } from "./theme.js";
 import { AnswerView, ToolResultView, UserView, copy } from "./view.js";
@@ -92,6 +93,8 @@ async function fillModels() {
   }
 }
 
+const pictures = new Pictures($("pictures"), notice);
+
 const keyForm = new KeyForm(() => {
   $("api-key").value = apiKey();
   fillModels();
@@ -112,13 +115,18 @@ function apiMessages() {
   const made = system ? [{ role: "system", content: system }] : [];
   for (const message of messages) {
     if (message.role !== "assistant") {
-      const { name, ...rest } = message;
-      made.push(rest);
+      const { name, pictures: shown, ...rest } = message;
+      made.push(shown?.length ? { ...rest, content: parts(rest.content, shown) } : rest);
     } else if (message.content || message.calls.length) {
       made.push(assistantMessage(message));
     }
   }
   return made;
+}
+
+function parts(text, shown) {
+  const made = shown.filter(isPicture).map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...made, { type: "text", text }] : made;
 }
 
 function assistantMessage({ content, reasoning, calls }) {
@@ -180,8 +188,9 @@ function scrollDown(force) {
 // --- one request ------------------------------------------------------------------------------------------------
 
 function say(text) {
-  if (running || !text.trim()) return;
-  messages.push({ role: "user", content: text.trim() });
+  if (running || !(text.trim() || pictures.urls.length)) return;
+  const shown = pictures.take();
+  messages.push({ role: "user", content: text.trim(), ...(shown.length && { pictures: shown }) });
   drawMessage(messages.at(-1));
   prompt.value = "";
   fitPrompt();
@@ -294,6 +303,21 @@ function wire() {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     say(prompt.value);
+  });
+  $("choose").addEventListener("click", () => $("files").click());
+  $("files").addEventListener("change", (event) => {
+    pictures.add([...event.target.files]);
+    event.target.value = "";
+    prompt.focus();
+  });
+  prompt.addEventListener("paste", (event) => {
+    if (filesOf(event.clipboardData).length) event.preventDefault();
+    pictures.add(filesOf(event.clipboardData));
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    pictures.add(filesOf(event.dataTransfer));
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();

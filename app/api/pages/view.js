@@ -1,6 +1,7 @@
 // Draws messages. All text arrives as text nodes or through renderMarkdown, which makes nothing else.
 
 import { element, renderMarkdown } from "./markdown.js";
+import { pictureNode } from "./pictures.js";
 
 const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 
@@ -48,7 +49,7 @@ export function figuresLine(figures) {
 
 export class UserView {
   constructor(message) {
-    this.node = element("article", renderMarkdown(message.content));
+    this.node = element("article", ...(message.pictures ?? []).map(pictureNode), renderMarkdown(message.content));
     this.node.className = "message user";
     this.node.setAttribute("aria-label", "You");
   }
