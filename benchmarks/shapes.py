@@ -66,6 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
         "head_dim": 256, **_DELTA, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
         "vocab_size": 248320, "tie_word_embeddings": True, "rope_theta": 1e7, "eos_token_id": 248044,
+        "max_position_embeddings": 262144,
     },
     "qwen3.6-35b-a3b": {
         "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "hidden_size": 2048,
@@ -74,6 +75,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "head_dim": 256, **_DELTA,
         "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
         "vocab_size": 248320, "tie_word_embeddings": False, "rope_theta": 1e7, "eos_token_id": 248044,
+        "max_position_embeddings": 262144,
     },
     "mixtral8x7b": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096,

@@ -58,3 +58,13 @@ def errors_of(judge: PreTrainedModel, asked: list[list[int]], answers: Sequence[
         errors.append(float((behind.max(dim=1).values - chosen).max()))
     assert all(map(math.isfinite, errors))
     return max(errors), sum(errors) / len(errors)
+
+
+def answer_error(judge: PreTrainedModel, prompt: list[int], answer: Any) -> float:
+    """How far the logprobs of one answer are from transformers', or its tokens from the most likely ones."""
+    tokens = [*prompt, *answer.token_ids]
+    with torch.inference_mode():
+        exact = torch.log_softmax(judge(torch.tensor([tokens])).logits[0], dim=-1)[len(prompt) - 1 : -1]
+    chosen = exact.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+    given = torch.tensor([entry.logprobs[0] for entry in answer.logprobs])
+    return max(float((chosen - given).abs().max()), float((exact.max(dim=1).values - chosen).max()))

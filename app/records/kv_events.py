@@ -14,16 +14,19 @@ import msgspec
 
 from app.records.block_hash import HASH_BYTES
 
-KVTier = Literal["device", "host"]
+KVTier = Literal["device", "host", "state"]
 KVEventKind = Literal["stored", "removed"]
-TIERS: tuple[KVTier, ...] = ("device", "host")
+TIERS: tuple[KVTier, ...] = ("device", "host", "state")
+# A replica whose layers keep states has one behind no tokens at all: that it says so tells that its hits need states.
+EMPTY_PREFIX = bytes(HASH_BYTES)
 
 
 class KVEventSink(Protocol):
     """Receives every change of the set of cached block hashes, in order, on the engine's thread: must be quick.
 
     The lists are handed over: the caller does not change them afterwards. A block that moves from one tier to the
-    other is reported as removed from the one and as stored in the other; it may well be in both.
+    other is reported as removed from the one and as stored in the other; it may well be in both. "state" is no tier of
+    blocks: it says that a state is kept behind a block, wherever that lies.
     """
 
     def report_stored(self, parent: bytes, hashes: list[bytes], tier: KVTier = "device") -> None:

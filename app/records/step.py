@@ -21,7 +21,7 @@ Plain numpy and dataclasses, so that a step message pickles small and the host h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,20 @@ class TokenMasks:
     words: Int32Array  # [G, ceil(V / 32)]
 
 
+class StateCopy(NamedTuple):
+    """A copy of a row's states, and where it lies: in blocks, on ranks without any in a slot (StatePool)."""
+
+    row: int
+    slot: int  # -1: there are none
+    blocks: list[int]
+
+
 @dataclass(slots=True)
 class StateCopies:
-    """States that are copied before the step, from kept ones to rows first: (slot, row), then (row, slot)."""
+    """States that are copied before the step, from kept ones to rows first, then from rows."""
 
-    loads: list[tuple[int, int]]
-    stores: list[tuple[int, int]]
+    loads: list[StateCopy]
+    stores: list[StateCopy]
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ class WorkerInfo:
     @property
     def finds_prefixes(self) -> bool:
         """False where blocks alone are of no use: layers keep states, and no copies of them are kept."""
-        return self.states is None or self.states.num_kept > 0
+        return self.states is None or self.states.num_slots != 0
 
 
 @dataclass(slots=True, frozen=True)

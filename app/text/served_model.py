@@ -11,6 +11,7 @@ from app.records.pooling_info import PoolingInfo
 from app.records.request import Placement
 from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
+from app.text.message_marks import message_marks
 from app.text.model_media import ModelMedia
 from app.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ class ServedModel:
     adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
     parent: str | None = None  # the name of the model that the adapter is for
     root: str = ""  # the directory of the adapter
+    _marks: frozenset[int] | None = field(default=None, init=False, repr=False, compare=False)
     _bounds: RequestBounds | None = field(default=None, init=False, repr=False, compare=False)
 
     def adapted(self, adapter: AdapterAsk, root: str = "") -> ServedModel:
@@ -52,6 +54,13 @@ class ServedModel:
         if self.adapter is None:
             return placement
         return replace(placement, cache_root=self.adapter.cache_root(placement.cache_root))
+
+    @property
+    def message_marks(self) -> frozenset[int]:
+        """Returns the tokens that open messages in its prompts: found once, by its chat template."""
+        if self._marks is None:
+            self._marks = message_marks(self.chat_template, self.tokenizer)
+        return self._marks
 
     @property
     def bounds(self) -> RequestBounds:

@@ -22,7 +22,8 @@ MIB = 1 << 20
 # The limit for each group of layers. The host keeps an object for each block; only a tiny model on a large GPU could
 # have more.
 MAX_BLOCKS = 1 << 19
-MOST_KEPT = 16  # copies of states for each request at once
+MOST_KEPT = 16  # copies of states for each request at once, where they lie in slots
+ON_A_CPU = 2
 
 
 def size_kv_cache(
@@ -30,11 +31,9 @@ def size_kv_cache(
     spec: KVCacheSpec,
     max_model_len: int,
     device: torch.device,
-    full_step: Callable[[], None],
-    reserve: Callable[[], int],
+    free_bytes: Callable[[], int],
 ) -> int:
-    """Blocks to allocate. On a GPU only, `full_step` runs the largest step there can be, and `reserve` gives the bytes
-    that will be taken later for other things (graphs).
+    """Blocks to allocate. `free_bytes` measures what a GPU has left; see free_device_bytes.
 
     Raises ConfigError when memory does not hold one request of max_model_len tokens.
     """
@@ -49,7 +48,7 @@ def size_kv_cache(
         budget = config.kv_cache_memory_bytes - config.max_num_seqs * spec.bytes_per_state
         option = "kv_cache_memory_bytes"
     else:
-        budget, option = _free_device_bytes(config, device, full_step, reserve), "gpu_memory_utilization"
+        budget, option = free_bytes(), "gpu_memory_utilization"
     affordable = budget // spec.bytes_per_block
     if affordable < needed + spec.groups.num_kept:
         held = spec.groups.max_tokens(max(affordable - spec.groups.num_kept, 0))
@@ -62,32 +61,36 @@ def size_kv_cache(
     # More blocks than all rows can fill still serve as prefix cache on a GPU; on a CPU they would be a waste.
     most = max(MAX_BLOCKS * len(spec.windows), needed)
     useful = needed * config.max_num_seqs + spec.groups.num_kept if runtime is None else most
+    if spec.states and config.enable_prefix_caching:
+        useful = min(useful + ON_A_CPU * config.max_num_seqs * spec.blocks_per_state, most)
     return min(affordable, useful)
 
 
-def split_with_kept_states(
-    config: EngineConfig, spec: KVCacheSpec, num_blocks: int, max_model_len: int, device: torch.device
-) -> tuple[int, int]:
-    """(blocks, copies of states to keep for requests with the same prefix) in the memory of `num_blocks`.
+def num_state_slots(
+    config: EngineConfig, spec: KVCacheSpec, device: torch.device, free_bytes: Callable[[], int]
+) -> int | None:
+    """Slots for copies of states, from which requests with the same prefix go on; None: copies lie in blocks.
 
-    Copies take half of what one longest request leaves of it, at most MOST_KEPT for each request at once. Where nothing
-    was measured there are two for each on a CPU, and none on a GPU.
+    Where nothing is kept of tokens slots take what memory there is, at most MOST_KEPT for each request at once; on a
+    CPU there are two for each.
     """
     if not spec.states or not config.enable_prefix_caching:
-        return num_blocks, 0
-    if config.num_blocks is not None or not spec.layers:
-        return num_blocks, 2 * config.max_num_seqs if platform_of(device).runtime is None else 0
-    spare = (num_blocks - spec.groups.num_blocks(max_model_len)) * spec.bytes_per_block // 2
-    num_kept = min(spare // spec.bytes_per_state, MOST_KEPT * config.max_num_seqs)
-    return num_blocks - -(-num_kept * spec.bytes_per_state // spec.bytes_per_block), num_kept
+        return 0
+    if spec.layers:
+        return None
+    if platform_of(device).runtime is None:
+        return ON_A_CPU * config.max_num_seqs
+    return max(0, min(free_bytes() // spec.bytes_per_state, MOST_KEPT * config.max_num_seqs))
 
 
-def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: int = 0, num_kept: int = 0) -> list[str]:
-    """Lines for the start-up notes; `num_rows`: most requests at once, `num_kept`: copies of states."""
+def describe(
+    spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: int = 0, num_slots: int | None = 0
+) -> list[str]:
+    """Lines for the start-up notes; `num_rows`: most requests at once, `num_slots`: for copies of states."""
     if spec.states:
         states = replace(spec, states=())
         return [
-            _describe_states(spec, num_rows, num_kept),
+            _describe_states(spec, num_rows, num_blocks, num_slots),
             *(describe(states, num_blocks, max_model_len) if spec.layers else ()),
         ]
     if not spec.layers:
@@ -107,12 +110,16 @@ def describe(spec: KVCacheSpec, num_blocks: int, max_model_len: int, num_rows: i
     ]
 
 
-def _describe_states(spec: KVCacheSpec, num_rows: int, num_kept: int) -> str:
-    """Says what a state costs, in bytes and in tokens whose keys and values take as many."""
+def _describe_states(spec: KVCacheSpec, num_rows: int, num_blocks: int, num_slots: int | None) -> str:
+    """Says what a state costs, in bytes and in tokens whose keys and values take as many, and how many fit."""
     mib = spec.bytes_per_state / MIB
     worth = f", as {spec.bytes_per_state // spec.bytes_per_token} tokens" if spec.bytes_per_token else ""
-    kept = f"{num_kept} more are kept for prefixes, {num_kept * mib:.1f} MiB"
-    if not num_kept:
+    if num_slots is None:
+        each = spec.blocks_per_state
+        kept = f"for prefixes one is kept in {each} blocks, at most {num_blocks // each} beside no tokens"
+    elif num_slots:
+        kept = f"{num_slots} more are kept for prefixes, {num_slots * mib:.1f} MiB"
+    else:
         kept = "none are kept, so prefixes are not cached"
     return (
         f"states: {mib:.{0 if mib >= 10 else 2}f} MiB a request{worth}; {num_rows} requests at once "
@@ -133,9 +140,11 @@ def _configured(num_blocks: int, spec: KVCacheSpec) -> int:
     return cut
 
 
-def _free_device_bytes(
+def free_device_bytes(
     config: EngineConfig, device: torch.device, full_step: Callable[[], None], reserve: Callable[[], int]
 ) -> int:
+    """Bytes that a GPU has left for caches. `full_step` runs the largest step there can be, and `reserve` gives the
+    bytes that will be taken later for other things (graphs)."""
     runtime: Any = platform_of(device).runtime
     gc.collect()
     runtime.empty_cache()

@@ -17,15 +17,17 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
             "that was wrong; leave it out",
             param="speculative_config",
         )
+    if spec.layers:  # what is kept of states lies in blocks, which connectors know how to move
+        return
     if config.kv_connector != EngineConfig.model_fields["kv_connector"].default:
         raise ConfigError(
-            f"kv_connector={config.kv_connector}: this model's layers keep recurrent states, of which connectors know "
-            "nothing yet; leave it out",
+            f"kv_connector={config.kv_connector}: this model's layers keep recurrent states alone, and no blocks that "
+            "a connector could move; leave it out",
             param="kv_connector",
         )
     if config.kv_host_memory_bytes:
         raise ConfigError(
-            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states, of which "
-            "the host's memory takes in none yet; leave it out",
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states alone, and "
+            "no blocks that the host's memory could take in; leave it out",
             param="kv_host_memory_bytes",
         )

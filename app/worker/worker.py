@@ -83,7 +83,7 @@ class Worker:
             self._runner = parts.warm(num_blocks)
         spec = parts.cache.spec
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
-        held = self._config.max_num_seqs, parts.cache.num_kept
+        held = self._config.max_num_seqs, parts.cache.num_slots
         sizes = kv_sizing.describe(spec, num_blocks, placed.build.max_model_len, *held)
         notes = [*placed.notes, *sizes, *parts.notes]
         if not self._platform.is_async:
@@ -91,6 +91,7 @@ class Worker:
         elif parts.graphs is not None:
             notes.append(parts.graphs.note)
         dtype = str(placed.build.dtype).removeprefix("torch.")
+        states = StatePool(spec.bytes_per_state, parts.cache.num_slots, spec.blocks_per_state)
         info = WorkerInfo(
             num_blocks,
             str(self._device),
@@ -98,7 +99,7 @@ class Worker:
             notes,
             num_deferred=parts.num_deferred,
             kv_windows=spec.windows,
-            states=StatePool(spec.bytes_per_state, parts.cache.num_kept) if spec.states else None,
+            states=states if spec.states else None,
         )
         return parts.features.report_start(info)
 

@@ -12,7 +12,7 @@ from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.layers.cache_spec import LayerCacheSpec, LayerStateSpec, StateTensor
 from app.worker.attention.kv_cache import KVCache, KVCacheSpec
-from app.worker.kv_sizing import MOST_KEPT, describe, size_kv_cache, split_with_kept_states
+from app.worker.kv_sizing import describe, num_state_slots, size_kv_cache
 from app.worker.state_limits import refuse_with_states
 
 CPU = torch.device("cpu")
@@ -27,8 +27,9 @@ SPEC = KVCacheSpec((LayerCacheSpec((2, 2), 80, torch.float32),), 16, states=(STA
 def test_refused(option: str, value: Any) -> None:
     config = EngineConfig(**{option: value})
     refuse_with_states(config, KVCacheSpec(SPEC.layers, 16))
+    spec = SPEC if option == "speculative_config" else KVCacheSpec((), 16, states=(STATE,))
     with pytest.raises(ConfigError, match=rf"^{option}.*recurrent states") as caught:
-        refuse_with_states(config, SPEC)
+        refuse_with_states(config, spec)
     assert caught.value.param == option
 
 
@@ -52,7 +53,7 @@ def test_states_and_blocks_come_out_of_one_budget() -> None:
 
     def size(num_bytes: int) -> int:
         config = EngineConfig(kv_cache_memory_bytes=num_bytes, max_num_seqs=3)
-        return size_kv_cache(config, SPEC, 64, CPU, never, never)
+        return size_kv_cache(config, SPEC, 64, CPU, never)
 
     assert size(3 * SPEC.bytes_per_state + 5 * SPEC.bytes_per_block) == 5
     with pytest.raises(ConfigError, match=r"beside 3 requests' states \(max_num_seqs\)"):
@@ -61,6 +62,9 @@ def test_states_and_blocks_come_out_of_one_budget() -> None:
 
 def test_a_start_says_what_a_state_costs() -> None:
     first, second = describe(SPEC, 10, 64, num_rows=4096)
+    (kept, _) = describe(SPEC, 10, 64, num_rows=4096, num_slots=None)
+    each = SPEC.blocks_per_state
+    assert kept.endswith(f"one is kept in {each} blocks, at most {10 // each} beside no tokens")
     assert first.startswith("states: 0.00 MiB a request, as 0 tokens; 4096 requests at once (max_num_seqs), 1.8 MiB; ")
     assert first.endswith("none are kept, so prefixes are not cached")
     assert second.startswith("KV cache: 10 blocks")
@@ -74,17 +78,12 @@ def test_states_that_the_device_cannot_hold_are_an_error_of_the_option() -> None
         KVCache(huge, CPU, num_rows=64)
 
 
-def test_copies_of_states_take_half_of_what_one_request_leaves() -> None:
-    def split(count: int, spec: KVCacheSpec = SPEC, **options: Any) -> tuple[int, int]:
-        options = {"max_num_seqs": 100, **options}
-        return split_with_kept_states(EngineConfig(**options), spec, count, 64, CPU)
+def test_copies_of_states_lie_in_blocks_or_where_there_are_none_in_slots() -> None:
+    def slots(spec: KVCacheSpec, **options: Any) -> int | None:
+        return num_state_slots(EngineConfig(**{"max_num_seqs": 3, **options}), spec, CPU, lambda: 0)
 
-    blocks, kept = split(34)
-    spare = 30 * SPEC.bytes_per_block
-    assert spare // 2 - SPEC.bytes_per_state < kept * SPEC.bytes_per_state <= spare // 2
-    assert blocks * SPEC.bytes_per_block + kept * SPEC.bytes_per_state <= 34 * SPEC.bytes_per_block
-    assert split(100_000, max_num_seqs=3)[1] == MOST_KEPT * 3
-    assert split(4) == (4, 0)
-    assert split(34, enable_prefix_caching=False) == (34, 0)
-    assert split(34, num_blocks=34) == (34, 200)
-    assert split(34, replace(SPEC, states=())) == (34, 0)
+    alone = KVCacheSpec((), 16, states=(STATE,))
+    assert (slots(SPEC), slots(alone), slots(replace(SPEC, states=()))) == (None, 6, 0)
+    assert slots(SPEC, enable_prefix_caching=False) == slots(alone, enable_prefix_caching=False) == 0
+    assert (SPEC.blocks_per_state - 1) * SPEC.bytes_per_block < SPEC.bytes_per_state
+    assert SPEC.blocks_per_state * SPEC.bytes_per_block >= SPEC.bytes_per_state

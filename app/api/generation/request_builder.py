@@ -18,6 +18,7 @@ from app.records.sampling_params import SamplingParams
 from app.records.thinking_budget import ThinkingBudget
 from app.structured.reasoning import ReasoningSpan
 from app.text.bad_words import bad_words_token_ids
+from app.text.message_marks import message_borders
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.served_model import ServedModel
 from app.text.stop_tokens import with_tokenizer_eos
@@ -77,7 +78,8 @@ class RequestBuilder:
             )
             first = self._model.bounds.settle(asked, self._usual_max_tokens)
         thinking = None if self._params.thinking_token_budget is None else self._thinking_budget(prompt_token_ids)
-        asks = first.asks if thinking is None else (*first.asks, thinking)
+        borders = message_borders(prompt_token_ids, self._model.message_marks)
+        asks = (*first.asks, *(ask for ask in (thinking, borders) if ask is not None))
         return [
             replace(first, request_id=f"{request_id}-{i}", choice_index=i, asks=asks) for i in range(self._params.n)
         ]

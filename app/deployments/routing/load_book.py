@@ -157,7 +157,9 @@ class LoadBook:
         load.routed_prefill_tokens += prefill_tokens
         load.routed_requests += 1
         if self.index is not None and self._policy.uses_index:
-            self.index.expect_blocks(replica_id, query.block_hashes, now, match.device_blocks)
+            # The last full block of a prompt, with two tokens left behind it (engine/kv_cache/state_manager.py).
+            num_to_state = (query.num_prompt_tokens - 2) // load.report.block_size
+            self.index.expect_blocks(replica_id, query.block_hashes, now, match.device_blocks, num_to_state)
         self._refresh(replica_id)
 
     def _candidates(self) -> LoadTable:

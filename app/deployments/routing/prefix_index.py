@@ -1,9 +1,11 @@
 """The router's index: which replica has which KV block, and in which tier; fed by KV events, asked once per request.
 
-One dict entry per block: hash -> a bit mask with two bits per replica (device, host). A prompt is looked up block by
+One dict entry per block: hash -> a bit mask with three bits per replica (device, host; a state is kept behind it). A
+prompt is looked up block by
 block from its start and every replica is followed at once by one AND per block, until no replica has all blocks so
 far. Chains are prefix-closed only as long as nothing is evicted from their middle, which LRU pools with shared blocks
-do not promise; so depths are walked, not bisected (0.3 us a block).
+do not promise; so depths are walked, not bisected (0.3 us a block). Where a replica's layers keep states, a prefix ends
+at the last block within that depth behind which it keeps one.
 
 Bounds. The entries are spread over 256 dicts by hash, so no single resize or sweep is long; each keeps at most its
 share of `max_blocks`, the least recently stored or dispatched ones leave first. A replica is dropped by forgetting its
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from app.records.kv_events import KVEventBatch
+from app.records.kv_events import TIERS, KVEventBatch, KVTier
 
 NUM_SHARDS = 256
 EVICTED_SHARE = 16  # a full dict gives up this fraction of its entries at once: taking one at a time is quadratic
@@ -31,6 +33,9 @@ MAX_EARLY_BATCHES = 64  # kept for one replica while an earlier one is missing
 MAX_GONE = 4096  # dropped replicas whose late batches are recognised
 MAX_INTERNED = 1 << 16
 MAX_SPECULATIVE = 1 << 17  # blocks in one generation
+PLANES: dict[KVTier, int] = {tier: plane for plane, tier in enumerate(TIERS)}  # bits of a replica in each mask
+WIDTH = len(TIERS)
+STATE = PLANES["state"]
 WASTE_PER_BATCH = 64  # entries of an ended generation that go with each batch of events
 
 Outcome = Literal["applied", "stale", "gap"]
@@ -45,7 +50,7 @@ class PrefixMatch(NamedTuple):
 
 @dataclass(slots=True)
 class _Replica:
-    slot: int  # bits 2 * slot (device) and 2 * slot + 1 (host) of each mask
+    slot: int  # its bits in each mask begin at WIDTH * slot
     incarnation: str
     next_sequence: int = 0
     synced: bool = False  # no batch is missing
@@ -69,6 +74,7 @@ class PrefixIndex:
         self._sweeping = 0  # those of them that the present round takes out
         self._sweep_position = 0
         self._live = 0  # device bits of the known replicas
+        self._stateful = 0  # device bits of those replicas whose layers keep states
         self._has_host = False
         self._gone: OrderedDict[str, str] = OrderedDict()  # dropped replica -> its incarnation
         self._interned: dict[int, int] = {}
@@ -167,8 +173,10 @@ class PrefixIndex:
 
     def _take(self, replica: _Replica, batch: KVEventBatch) -> None:
         for event in batch.events:
-            bit = 1 << (2 * replica.slot + (event.tier == "host"))
+            bit = 1 << (WIDTH * replica.slot + PLANES[event.tier])
             self._has_host = self._has_host or event.tier == "host"
+            if event.tier == "state":
+                self._stateful |= 1 << WIDTH * replica.slot
             if event.kind == "stored":
                 for block_hash in event.split():
                     self._store(replica, bit, block_hash)
@@ -181,7 +189,7 @@ class PrefixIndex:
         holders = shard.get(block_hash, 0)
         if holders & bit:
             return
-        replica.num_blocks += 1
+        replica.num_blocks += not _is_state(bit)
         shard[block_hash] = self._shared(holders | bit) if holders else bit
         if len(shard) > self._most_per_shard:
             self._evict(shard)
@@ -191,7 +199,7 @@ class PrefixIndex:
         holders = shard.get(block_hash, 0)
         if not holders & bit:
             return
-        replica.num_blocks -= 1
+        replica.num_blocks -= not _is_state(bit)
         holders &= ~bit
         if holders & ~self._dead:
             shard[block_hash] = self._shared(holders)
@@ -210,7 +218,7 @@ class PrefixIndex:
         for block_hash in list(islice(shard, count)):
             holders = shard.pop(block_hash) & ~self._dead
             for bit in _bits(holders):
-                self._replicas[self._names[bit // 2]].num_blocks -= 1
+                self._replicas[self._names[bit // WIDTH]].num_blocks -= bit % WIDTH != STATE
         self.num_evicted += count
 
     # ---- slots
@@ -225,14 +233,15 @@ class PrefixIndex:
         else:
             slot = len(self._names)
             self._names.append(replica_id)
-        self._live |= 1 << 2 * slot
+        self._live |= 1 << WIDTH * slot
         replica = self._replicas[replica_id] = _Replica(slot, incarnation)
         return replica
 
     def _forget(self, replica_id: str) -> None:
         slot = self._replicas.pop(replica_id).slot
-        self._dead |= 3 << 2 * slot
-        self._live &= ~(1 << 2 * slot)
+        self._dead |= ((1 << WIDTH) - 1) << WIDTH * slot
+        self._live &= ~(1 << WIDTH * slot)
+        self._stateful &= ~(1 << WIDTH * slot)
 
     def _sweep_one(self) -> None:
         """Take the dead bits out of one dict; after all dicts and two generations, the slots may be used again."""
@@ -250,7 +259,7 @@ class PrefixIndex:
         self._sweep_position = (self._sweep_position + 1) % NUM_SHARDS
         if self._sweep_position == 0:
             self._dead &= ~dead
-            self._newer_slots += [bit // 2 for bit in _bits(dead) if bit % 2 == 0]
+            self._newer_slots += [bit // WIDTH for bit in _bits(dead) if bit % WIDTH == 0]
 
     # ---- requests
 
@@ -258,13 +267,27 @@ class PrefixIndex:
         """The longest known prefix of a chain of block hashes, for each replica that has its first block."""
         self._age(now)
         depths = self._depths(block_hashes, fold_host=False)
-        if not self._has_host:
-            return {self._names[slot]: PrefixMatch(depth) for slot, depth in depths.items()}
-        reach = self._depths(block_hashes, fold_host=True)
-        return {
-            self._names[slot]: PrefixMatch(depths.get(slot, 0), depth - depths.get(slot, 0))
-            for slot, depth in reach.items()
-        }
+        reach = self._depths(block_hashes, fold_host=True) if self._has_host else depths
+        if self._stateful:
+            reach = self._behind_states(block_hashes, reach)
+        matched = ((slot, depth, min(depth, depths.get(slot, 0))) for slot, depth in reach.items())
+        return {self._names[slot]: PrefixMatch(device, depth - device) for slot, depth, device in matched}
+
+    def _behind_states(self, block_hashes: Sequence[bytes], reach: dict[int, int]) -> dict[int, int]:
+        """The depths, cut to where a state is kept or expected, of replicas whose layers keep any."""
+        found = {slot: depth for slot, depth in reach.items() if not self._stateful >> WIDTH * slot & 1}
+        left = sum(1 << WIDTH * slot for slot in reach if slot not in found)
+        for depth in range(max(reach.values(), default=0), 0, -1):
+            if not left:
+                break
+            name = block_hashes[depth - 1]
+            holders = self._shards[hash(name) >> 48 & 255].get(name, 0)
+            holders |= self._newer.get(name, 0) | self._older.get(name, 0)
+            for bit in _bits(left & holders >> STATE):
+                if reach[bit // WIDTH] >= depth:
+                    found[bit // WIDTH] = depth
+                    left ^= 1 << bit
+        return found
 
     def _depths(self, block_hashes: Sequence[bytes], fold_host: bool) -> dict[int, int]:
         """Leading blocks by slot; with `fold_host`, a block may be in either tier."""
@@ -281,19 +304,22 @@ class PrefixIndex:
             if still != alive:
                 if depth:
                     for bit in _bits(alive ^ still):
-                        found[bit // 2] = depth
+                        found[bit // WIDTH] = depth
                 alive = still
                 if not alive:
                     return found
         if block_hashes:
             for bit in _bits(alive):
-                found[bit // 2] = len(block_hashes)
+                found[bit // WIDTH] = len(block_hashes)
         return found
 
-    def expect_blocks(self, replica_id: str, block_hashes: Sequence[bytes], now: float, known: int = 0) -> None:
+    def expect_blocks(
+        self, replica_id: str, block_hashes: Sequence[bytes], now: float, known: int = 0, num_to_state: int = 0
+    ) -> None:
         """Expect these blocks on the device of a replica soon: a request with this prompt was sent to it.
 
-        `known`: how many of them it has there already, according to `match`.
+        `known`: how many of them it has there already, according to `match`. Behind `num_to_state` of them it will
+        leave a state, if its layers keep any.
         """
         self._age(now)
         replica = self._replicas.get(replica_id)
@@ -301,7 +327,7 @@ class PrefixIndex:
             if replica_id in self._gone:
                 return
             replica = self._join(replica_id, "")  # none of its events has arrived yet; any incarnation supersedes ""
-        bit = 1 << 2 * replica.slot
+        bit = 1 << WIDTH * replica.slot
         newer, older, shards, touch_above = self._newer, self._older, self._shards, self._most_per_shard // 2
         for depth, block_hash in enumerate(block_hashes):
             shard = shards[hash(block_hash) >> 48 & 255]
@@ -312,6 +338,9 @@ class PrefixIndex:
                 continue
             others = newer.get(block_hash)
             newer[block_hash] = bit if others is None else self._shared(others | bit)
+        if self._stateful & bit and 0 < num_to_state <= len(block_hashes):
+            name = block_hashes[num_to_state - 1]
+            newer[name] = self._shared(newer.get(name, 0) | bit << STATE)
         self._throw_away(2 * len(block_hashes))
         if len(newer) > self._most_speculative:
             self._turn(now)
@@ -333,6 +362,10 @@ class PrefixIndex:
         """Part of a generation that has ended: to free 100,000 entries at once takes 10 ms."""
         for _ in range(min(count, len(self._waste))):
             self._waste.popitem()
+
+
+def _is_state(bit: int) -> bool:
+    return (bit.bit_length() - 1) % WIDTH == STATE
 
 
 def _bits(mask: int) -> list[int]:

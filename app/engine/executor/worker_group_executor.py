@@ -210,7 +210,7 @@ class WorkerGroupExecutor(Executor):
             num_draft_slots=max(info.num_draft_slots for info in infos),
             num_deferred=min(info.num_deferred for info in infos),
             kv_windows=infos[0].kv_windows,
-            states=_joined([info.states for info in infos if info.states is not None]),
+            states=StatePool.joined([info.states for info in infos if info.states is not None]),
         )
 
     def _load(self) -> list[WorkerInfo]:
@@ -294,10 +294,3 @@ def _end_processes(worker_group: WorkerGroup) -> None:
             rank.kill()
             rank.connection.hung_up(_KILL_TIMEOUT_S)
         rank.close()
-
-
-def _joined(pools: Sequence[StatePool]) -> StatePool | None:
-    """The states of all ranks, of which some may keep none; those of a request are on every rank or on none."""
-    if not pools:
-        return None
-    return StatePool(sum(pool.num_bytes for pool in pools), min(pool.num_kept for pool in pools))

@@ -9,7 +9,7 @@ returned (I2). Every operation is O(1) per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from app.records.block_residency import BlockResidency
 from app.records.kv_events import KVEventSink
@@ -112,6 +112,12 @@ class BlockPool:
             if self._ref_counts[block] == 0:
                 del self._evictable[block]
             self._ref_counts[block] += 1
+
+    def evict_first(self, blocks: Iterable[int]) -> None:
+        """Those of these cached blocks that nobody holds are the next to be evicted."""
+        for block in blocks:
+            if block in self._evictable:
+                self._evictable.move_to_end(block, last=False)
 
     def register(self, parent: bytes, blocks: list[int], hashes: list[bytes]) -> None:
         """Make held, fully computed blocks findable. Of two blocks with the same content the first one stays."""

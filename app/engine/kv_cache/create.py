@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_cache.state_events import StateEvents
 from app.engine.kv_cache.state_manager import StateManager
 from app.engine.kv_cache.window_manager import FirstGroup, WindowManager
 from app.engine.kv_connector import create_connector
@@ -25,8 +26,15 @@ def create_manager(
     of the workers' host memory, where they have made room for one."""
     enable_prefix_caching = enable_prefix_caching and info.finds_prefixes
     if enable_prefix_caching and info.states is not None:
-        # No events: a Router that knew of blocks alone would promise hits that are none.
-        return StateManager(info.num_blocks, block_size, info.states.num_kept, hash_key=hash_key)
+        events = StateEvents(sink)
+        return StateManager(
+            info.num_blocks,
+            block_size,
+            info.states,
+            hash_key=hash_key,
+            sink=events,
+            connector=create_connector(connector, info, events),
+        )
     if info.kv_windows == WHOLE:
         return KVCacheManager(
             info.num_blocks,

@@ -87,20 +87,25 @@ class KVCacheManager:
         return self.num_blocks_for(num_tokens) * self.num_groups - len(request.block_ids)
 
     def find_prefix(self, request: Request) -> PrefixHit:
-        """The longest known prefix of the request that is cached: on the device, and behind that in the connector."""
+        """The longest known prefix of the request that is cached, each block on the device or in the connector."""
         if not self.enable_prefix_caching or request.skips_cache_read:
             return NO_HIT
+        return PrefixHit.of(self._found(request.block_hashes[: (request.num_tokens - 1) // self.block_size]))
+
+    def _found(self, hashes: list[bytes]) -> list[int]:
+        """The blocks of the longest prefix that is there, LOADED where the device lacks one."""
         blocks: list[int] = []
-        most = (request.num_tokens - 1) // self.block_size
-        for block_hash in request.block_hashes[:most]:
+        loadable = 0  # the connector has all up to here
+        for place, block_hash in enumerate(hashes):
             block = self.pool.find(block_hash)
             if block is None:
-                break
+                if place >= loadable and self.connector is not None:
+                    loadable = place + self.connector.match(hashes[place:])
+                if place >= loadable:
+                    break
+                block = LOADED
             blocks.append(block)
-        if self.connector is None:
-            return PrefixHit(blocks, blocks, len(blocks))
-        num_loads = self.connector.match(request.block_hashes[len(blocks) : most])
-        return PrefixHit(blocks + [LOADED] * num_loads, blocks, len(blocks) + num_loads, num_loads)
+        return blocks
 
     def num_coming(self, request: Request, num_found: int) -> int:
         """Blocks after the first `num_found` that another request is computing for its own prompt just now."""
@@ -200,7 +205,10 @@ class KVCacheManager:
     def num_free_after_hit(self, hit: PrefixHit) -> int:
         """Blocks left to hand out once those of `hit` are held."""
         free = self.pool.num_free
-        return free - sum(not self.pool.is_held(block) for block in hit.held) if hit.held else free
+        if not hit.num_blocks:
+            return free
+        kept = [block for block in hit.state if block != LOADED]
+        return free - sum(not self.pool.is_held(block) for block in (*hit.held, *kept)) - len(hit.state) + len(kept)
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Allocate slots up to `num_tokens` tokens: the new block ids, or None with nothing changed."""

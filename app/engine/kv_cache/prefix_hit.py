@@ -17,6 +17,13 @@ class PrefixHit:
     held: Sequence[int] = ()  # those of them on the device
     num_blocks: int = 0  # of its tokens, those that are loaded included
     num_loads: int = 0  # how many of these the connector brings back
+    state: Sequence[int] = ()  # blocks of the state behind it, where layers keep any; LOADED where it is loaded
+
+    @classmethod
+    def of(cls, table: Sequence[int], state: Sequence[int] = ()) -> PrefixHit:
+        """Makes the hit of a model with one group of layers."""
+        held = [block for block in table if block != LOADED] if LOADED in table else table
+        return cls(table, held, len(table), len(table) - len(held), state)
 
 
 NO_HIT = PrefixHit()

@@ -1,25 +1,27 @@
 """The KV-cache manager of a model whose layers keep states: a prefix is found where its blocks and a state are there.
 
-A running request's state lies at its row and is overwritten by each step; to be found, a copy of it is kept in a slot
-of a pool of its own, under the hash of the block that it stands behind (I5). Copies are taken where a step ends at a
-block's border: at the last full block of a prompt, where a prompt leaves what is cached of another one's (a likely
-fork: Pan et al., "Marconi", 2024), every INTERVAL tokens, and every ROLLING tokens of an answer, of which the latest
-stays. The copy itself is made by the workers before the next step of the request, in the order of the step messages:
-so whoever reads a slot in a later message finds what was written into it (I2).
-
-Slots that can be found are evicted least recently used first, apart from blocks.
+A running request's state lies at its row and is overwritten by each step; to be found, a copy of it is kept
+(kept_states.py). Copies are taken where a step ends at a block's border: at the last full block of a prompt, where its
+messages end, where it leaves what is cached of another one's (a likely fork: Pan et al., "Marconi", 2024), every
+INTERVAL tokens, and every ROLLING tokens of an answer. The copy itself is made by the workers before the next step of
+the request, in the order of the step messages: so whoever reads it in a later message finds what was written (I2).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.engine.kv_cache.kept_states import KeptStates, StatePlace
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import NO_HIT, PrefixHit
+from app.engine.kv_cache.running_rows import RunningRows
+from app.engine.kv_cache.state_events import StateEvents
+from app.records.kv_events import KVEventSink
+from app.records.message_borders import MessageBorders
 from app.records.request_state import Request
-from app.records.step import StateCopies
+from app.records.state_pool import StatePool
+from app.records.step import StateCopies, StateCopy
 
 INTERVAL = 4096  # tokens of a long prompt between two copies
 ROLLING = 128  # tokens of an answer
@@ -30,21 +32,24 @@ class _Copies:
     """A running request's."""
 
     borders: list[int]  # tokens behind which its prompt shall leave a state, ascending
-    source: int | None = None  # the slot that it goes on from, until a step message says so
-    # Slots that its state goes to with the next step message, and those that it went to, not yet findable.
-    leaving: dict[int, int] = field(default_factory=dict)  # tokens -> slot
-    left: dict[int, int] = field(default_factory=dict)
-    rolling: bytes | None = None  # the latest copy within its answer
+    shared: int = -1  # the one of them up to which conversations are likely to be alike
+    source: tuple[bytes, StatePlace] | None = None  # what it goes on from, until a step message says so
+    # Where its state is copied with the next step message, and where it was, not yet findable.
+    leaving: list[int] = field(default_factory=list)  # tokens
+    left: dict[int, StatePlace] = field(default_factory=dict)
+    path: list[bytes] = field(default_factory=list)  # states that it went on from or left, the deepest last
 
 
 class StateManager(KVCacheManager):
     """See the head of this file."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_kept: int, **options: Any) -> None:
-        """`num_kept`: slots for copies; `options` as of the base class, without a connector."""
-        super().__init__(num_blocks, block_size, **options)
-        self._free = list(range(num_kept - 1, -1, -1))
-        self._kept: OrderedDict[bytes, int] = OrderedDict()
+    def __init__(
+        self, num_blocks: int, block_size: int, states: StatePool, *, sink: KVEventSink | None = None, **options: Any
+    ) -> None:
+        """`options` as of the base class; `sink` may be a StateEvents already, which the connector reports to."""
+        events = sink if isinstance(sink, StateEvents) else StateEvents(sink)
+        super().__init__(num_blocks, block_size, sink=events, **options)
+        self._kept = KeptStates(states, self.pool, self.connector, events)
         self._running: dict[Request, _Copies] = {}
         self._leaves: dict[bytes, Request] = {}  # the block behind which a running request's prompt will leave a state
         self._due: dict[Request, None] = {}  # who has something for the next step message
@@ -58,14 +63,21 @@ class StateManager(KVCacheManager):
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest cached prefix behind which a state is kept."""
-        hit = super().find_prefix(request)
-        length = self._longest(request, hit.num_blocks)
-        return PrefixHit(hit.table[:length], hit.held[:length], length) if length else NO_HIT
+        hit, hashes = super().find_prefix(request), request.block_hashes
+        # Beside the state's blocks one more must have room, so that the request can go on.
+        most = min(hit.num_blocks, self.pool.num_blocks - self._kept.num_blocks - 1)
+        if hit.num_loads:  # two tokens are left: one that waits for loads is not to come back as a decode
+            most = min(most, (request.num_tokens - 2) // self.block_size)
+        for length in range(most, 0, -1):
+            state = self._kept.find(hashes[length - 1])
+            if state is not None:
+                return PrefixHit.of(hit.table[:length], state)
+        return NO_HIT
 
     def num_known_tokens(self, request: Request) -> int:
         """See KVCacheManager: roughly."""
-        known = super().num_known_tokens(request) // self.block_size
-        return self._longest(request, known) * self.block_size
+        known, hashes = super().num_known_tokens(request) // self.block_size, request.block_hashes
+        return next((n for n in range(known, 0, -1) if hashes[n - 1] in self._kept), 0) * self.block_size
 
     def num_coming(self, request: Request, num_found: int) -> int:
         """Blocks that another request is computing just now, up to the last behind which it will leave a state."""
@@ -78,21 +90,27 @@ class StateManager(KVCacheManager):
                 return count - num_found
         return 0
 
-    def _longest(self, request: Request, num_blocks: int) -> int:
-        hashes = request.block_hashes
-        return next((n for n in range(num_blocks, 0, -1) if hashes[n - 1] in self._kept), 0)
+    def fits(self, num_tokens: int, hit: PrefixHit, running: RunningRows) -> bool:
+        """See KVCacheManager; the blocks of the state are held for a moment only."""
+        return super().fits(num_tokens, replace(hit, state=()), running) and self.num_slots_after_hit(hit) > 0
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
         """See KVCacheManager; the state behind the hit comes with the next step message."""
         cached = 0 if request.skips_cache_read else super().find_prefix(request).num_blocks
+        key = request.block_hashes[hit.num_blocks - 1] if hit.num_blocks else None
+        if key is not None:
+            self._kept.hold(key, hit.state)  # before anything is taken, which may evict what nobody holds
         if not super().admit(request, hit, num_tokens):
+            self._kept.release(hit.state)
             return False
         copies = self._running[request] = _Copies(self._borders(request, hit.num_blocks, cached))
-        if hit.num_blocks:
-            key = request.block_hashes[hit.num_blocks - 1]
-            self._kept.move_to_end(key)
-            copies.source = self._kept[key]
+        if key is not None:
+            copies.source = key, self._kept.load(key, hit.state)
+            copies.path.append(key)
             self._due[request] = None
+        asked = request.spec.asked(MessageBorders)
+        if asked is not None and asked.tokens:
+            copies.shared = self._floor(asked.tokens[0])
         for border in copies.borders:
             self._leaves.setdefault(request.block_hashes[border // self.block_size - 1], request)
         return True
@@ -101,11 +119,19 @@ class StateManager(KVCacheManager):
         if not self.enable_prefix_caching:
             return []
         size, found = self.block_size, num_found * self.block_size
-        last = (request.num_tokens - 2) // size * size  # two tokens are left, so that they are no decode
+        last = self._floor(request.num_tokens - 2)  # two tokens are left, so that they are no decode
         self._hash_up_to(request, last // size)  # one that was preempted knows more tokens than it has hashed
-        wanted = {last, num_cached * size, *range(INTERVAL, last, INTERVAL)}
+        asked = request.spec.asked(MessageBorders)
+        messages = () if asked is None else map(self._floor, asked.tokens)
+        wanted = {last, num_cached * size, *range(INTERVAL, last, INTERVAL), *messages}
         known = request.block_hashes
-        return sorted(border for border in wanted if border > found and known[border // size - 1] not in self._kept)
+        return sorted(
+            border for border in wanted if found < border <= last and self._kept.find(known[border // size - 1]) is None
+        )
+
+    def _floor(self, num_tokens: int) -> int:
+        """The last border of blocks within so many tokens."""
+        return num_tokens // self.block_size * self.block_size
 
     # ---- steps
 
@@ -131,28 +157,33 @@ class StateManager(KVCacheManager):
         return super().grow_each(requests)
 
     def _leave(self, request: Request, copies: _Copies, position: int) -> None:
-        if position in copies.leaving or position in copies.left:
-            return
-        if not self._free and self._kept:
-            self._free.append(self._kept.popitem(last=False)[1])
-        if self._free:
-            copies.leaving[position] = self._free.pop()
+        if position not in copies.leaving and position not in copies.left:
+            copies.leaving.append(position)
             self._due[request] = None
 
     def take_state_copies(self) -> StateCopies | None:
-        """See KVCacheManager."""
-        loads: list[tuple[int, int]] = []
-        stores: list[tuple[int, int]] = []
-        for request in self._due:
+        """See KVCacheManager. Nothing more is taken for the message: what is free now may hold copies."""
+        loads: list[StateCopy] = []
+        stores: list[StateCopy] = []
+        for request in list(self._due):
+            if request.is_loading:  # other blocks of its prefix are on their way, or these
+                continue
+            del self._due[request]
             copies = self._running[request]
             if copies.source is not None:
-                loads.append((copies.source, request.row))
+                key, place = copies.source
+                loads.append(StateCopy(request.row, *place))
+                self._kept.read(key, place)
                 copies.source = None
-            if copies.leaving:
-                stores += ((request.row, slot) for slot in copies.leaving.values())
-                copies.left |= copies.leaving
-                copies.leaving = {}
-        self._due.clear()
+            for position in copies.leaving:
+                place_left = self._kept.take(len(self._running))
+                if place_left is not None:
+                    stores.append(StateCopy(request.row, *place_left))
+                    copies.left[position] = place_left
+                elif position in copies.borders:  # nobody is to wait for it
+                    self._passed(request, copies, position)
+            copies.leaving = []
+        self._kept.settle()
         return StateCopies(loads, stores) if loads or stores else None
 
     # ---- steps return
@@ -177,44 +208,46 @@ class StateManager(KVCacheManager):
         if copies is None:
             return
         for position in [position for position in copies.left if position <= num_tokens]:
-            slot = copies.left.pop(position)
             self._hash_up_to(request, position // self.block_size)
             key = request.block_hashes[position // self.block_size - 1]
-            if key in self._kept:
-                self._free.append(slot)
-            else:
-                self._kept[key] = slot
+            self._kept.keep(key, copies.left.pop(position), position == copies.shared)
+            if copies.path:
+                self._kept.supersede(copies.path[-1])
+            copies.path.append(key)
             if position in copies.borders:
-                copies.borders.remove(position)
-                self._leaves_no_more(request, position)
-            elif position % INTERVAL:
-                self._roll(copies, key)
+                self._passed(request, copies, position)
+
+    def _passed(self, request: Request, copies: _Copies, border: int) -> None:
+        copies.borders.remove(border)
+        self._leaves_no_more(request, border)
 
     def _leaves_no_more(self, request: Request, border: int) -> None:
         key = request.block_hashes[border // self.block_size - 1]
         if self._leaves.get(key) is request:
             del self._leaves[key]
 
-    def _roll(self, copies: _Copies, key: bytes) -> None:
-        """The latest copy within an answer takes the place of the one before it."""
-        if copies.rolling is not None and (slot := self._kept.pop(copies.rolling, None)) is not None:
-            self._free.append(slot)
-        copies.rolling = key
-
     def free(self, request: Request, after_step: int | None) -> None:
         """See KVCacheManager; copies that no step message has named are none."""
-        copies = self._running.get(request)
-        if copies is not None:
-            self._register(request, request.num_tokens)
-            for border in copies.borders:
-                self._leaves_no_more(request, border)
-            del self._running[request]
-            self._due.pop(request, None)
-            self._free += [*copies.leaving.values(), *copies.left.values()]
+        if request not in self._running:
+            super().free(request, after_step)
+            return
+        self._register(request, request.num_tokens)
+        copies = self._running.pop(request)
+        self._due.pop(request, None)
+        for border in copies.borders:
+            self._leaves_no_more(request, border)
+        for place in copies.left.values():
+            self._kept.give_back(place, after_step)
+        if copies.source is not None:
+            self._kept.release(copies.source[1].blocks, after_step)
+        # Blocks that become free later do so in the opposite order.
+        if after_step is not None:
+            self._kept.renew(copies.path, after_step)
         super().free(request, after_step)
+        if after_step is None:
+            self._kept.renew(copies.path, None)
 
     def forget(self) -> None:
         """See KVCacheManager; states are forgotten, too."""
+        self._kept.forget_all()
         super().forget()
-        self._free += self._kept.values()
-        self._kept.clear()

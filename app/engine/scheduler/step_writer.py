@@ -92,6 +92,7 @@ class StepWriter:
     ) -> SchedulerOutput:
         step_id = self.next_step_id
         self.next_step_id += 1
+        state_copies = self._kv.take_state_copies()  # first: they may take blocks whose contents the connector stores
         return SchedulerOutput(
             step_id,
             rows,
@@ -102,6 +103,6 @@ class StepWriter:
             freed_rows=self._diffs.take_freed_rows(),
             rejected_drafts=self._diffs.take_rejected_drafts(),
             transfers=self._kv.take_transfers(),
-            state_copies=self._kv.take_state_copies(),
+            state_copies=state_copies,
             flush=flush,
         )

@@ -67,6 +67,11 @@ class KVCacheSpec:
         return sum(spec.num_bytes for spec in self.states if spec is not None)
 
     @property
+    def blocks_per_state(self) -> int:
+        """Blocks that hold one request's states; 0 where nothing is kept of tokens."""
+        return -(-self.bytes_per_state // self.bytes_per_block) if self.layers else 0
+
+    @property
     def is_quantized(self) -> bool:
         """True if a layer keeps less than it computes with."""
         return bool(self.quantized_to)
@@ -177,8 +182,8 @@ class KVCache:
             mib = num_rows * spec.bytes_per_state >> 20
             message = f"max_num_seqs={num_rows}: the states of so many requests need {mib} MiB on {device}: {error}"
             raise ConfigError(message, param="max_num_seqs") from error
-        self.kept: list[tuple[torch.Tensor, ...]] = []  # copies of states, [num_kept, ...] each
-        self.num_kept = 0
+        self.kept: list[tuple[torch.Tensor, ...]] = []  # copies of states in slots, [num_slots, ...] each
+        self.num_slots: int | None = 0  # for copies of states; None: they lie in blocks
         self.tensors: list[torch.Tensor] = []
         self.places: list[torch.Tensor] = []  # the same tensors, each once
         self._device = device
@@ -196,15 +201,18 @@ class KVCache:
             ) from error
         self.tensors.extend(self.spec.of_layers(self.places, torch.empty(0, device=self._device)))
 
-    def keep(self, num_states: int) -> None:
-        """Make room for so many copies of states. ConfigError when the device does not have the memory."""
+    def keep(self, num_states: int | None) -> None:
+        """Make room for so many copies of states; None: in blocks. ConfigError when the device does not have the
+        memory."""
+        self.num_slots = num_states
+        if not num_states:
+            return
         try:
             self.kept = self.spec.allocate_states(num_states, self._device)
         except RuntimeError as error:  # also torch.OutOfMemoryError
             mib = num_states * self.spec.bytes_per_state >> 20
             message = f"{num_states} copies of states need {mib} MiB on {self._device}: {error}; lower max_num_seqs"
             raise ConfigError(message, param="max_num_seqs") from error
-        self.num_kept = num_states
 
     def free(self) -> None:
         """Give the memory back; the tensors stay, without any."""

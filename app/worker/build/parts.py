@@ -45,20 +45,16 @@ class Parts:
         """Blocks of the KV cache, which is allocated; ConfigError where memory does not hold one request."""
         self.cache.allocate(self.warm_up.plan.measured_blocks * len(self.cache.spec.windows))
         self.warm_up.compile(None if self.graphs is None else self.graphs.step)
-        num_blocks = kv_sizing.size_kv_cache(
+        free_bytes = partial(
+            kv_sizing.free_device_bytes,
             self.config,
-            self.cache.spec,
-            max_model_len,
             self.state.device,
             partial(self._largest, self._runner(None)),
             lambda: self.features.later_bytes + (0 if self.graphs is None else self.graphs.reserve()),
         )
-        num_blocks, num_kept = kv_sizing.split_with_kept_states(
-            self.config, self.cache.spec, num_blocks, max_model_len, self.state.device
-        )
+        num_blocks = kv_sizing.size_kv_cache(self.config, self.cache.spec, max_model_len, self.state.device, free_bytes)
         self.cache.allocate(num_blocks)
-        if num_kept:
-            self.cache.keep(num_kept)
+        self.cache.keep(kv_sizing.num_state_slots(self.config, self.cache.spec, self.state.device, free_bytes))
         self.features.connect(self.cache.places)
         return num_blocks
 

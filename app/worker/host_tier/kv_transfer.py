@@ -8,8 +8,8 @@ What keeps the contents right, whatever the streams' speeds (I2):
 - a store is gathered after all earlier steps, and before this step message's step or loads overwrite the block;
 - a load is written after all earlier steps and after the gathering of what its blocks held;
 - a load reads a slot after the store to it, and a store overwrites a slot after the loads from it;
-- the first step with a row waits for every load into the row's blocks: its own, and those of an earlier holder who
-  left before they were done.
+- the first step with a row, or before which its states are copied out of blocks, waits for every load into these
+  blocks: its own, and those of an earlier holder who left before they were done.
 So the steps wait for nothing but the gathering of what they overwrite, and rows that use what is loaded.
 """
 
@@ -180,12 +180,14 @@ class BackgroundTransfer(KVTransfer):
         for row in step_message.freed_rows:
             self._waits.pop(row, None)
         entered = [(request.row, request.block_ids) for request in step_message.new_requests]
-        for row, block_ids in [*entered, *step_message.new_blocks]:
+        copied = [] if step_message.state_copies is None else step_message.state_copies.loads
+        states = [(copy.row, copy.blocks) for copy in copied]
+        for row, block_ids in [*entered, *step_message.new_blocks, *states]:
             marks = [copy.done for copy in self._loads if not copy.blocks.isdisjoint(block_ids)]
             if marks:
                 self._waits.setdefault(row, []).extend(marks)
         if self._waits:
-            for row in step_message.rows.tolist():
+            for row in [*step_message.rows.tolist(), *(row for row, _ in states)]:
                 for event in self._waits.pop(row, ()):
                     self._steps.wait(event)
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from app.deployments.routing.prefix_index import NUM_SHARDS, PrefixIndex, PrefixMatch
-from app.records.kv_events import KVEvent, KVEventBatch, KVEventLog, KVTier
+from app.records.kv_events import EMPTY_PREFIX, KVEvent, KVEventBatch, KVEventLog, KVTier
 
 LONG_S = 1e9  # later than any speculative entry
 
@@ -51,6 +51,36 @@ def test_host_blocks_count_after_those_on_the_device() -> None:
     index.apply(KVEventBatch("a", "1", 3, [KVEvent("removed", "host", b"".join(chain(2, 3, 4)))]))
     assert index.num_blocks("a") == 0
     assert matches(index, 2, 3, 4) == {"b": (0, 3)}
+
+
+def test_where_layers_keep_states_a_prefix_ends_at_one() -> None:
+    index = PrefixIndex()
+    index.apply(stored("a", 0, [EMPTY_PREFIX], "state"))
+    index.apply(stored("a", 1, chain(1, 2, 3, 4)))
+    index.apply(stored("b", 0, chain(1, 2)))
+    assert matches(index, 1, 2, 3, 4) == {"b": (2, 0)}, "blocks alone are no hit"
+    index.apply(stored("a", 2, chain(1, 3), "state"))
+    assert matches(index, 1, 2, 3, 4) == {"a": (3, 0), "b": (2, 0)}
+    assert matches(index, 1, 2) == {"a": (1, 0), "b": (2, 0)}
+    assert index.num_blocks("a") == 4, "states are no blocks"
+    index.apply(KVEventBatch("a", "1", 3, [KVEvent("removed", "device", name(2)), KVEvent("stored", "host", name(2))]))
+    assert matches(index, 1, 2, 3, 4)["a"] == (1, 2)
+    index.apply(KVEventBatch("a", "1", 4, [KVEvent("removed", "state", name(3))]))
+    assert matches(index, 1, 2, 3, 4)["a"] == (1, 0)
+    snapshot = [KVEvent("stored", "device", b"".join(chain(1, 2))), KVEvent("stored", "state", EMPTY_PREFIX)]
+    index.apply(KVEventBatch("a", "1", 5, snapshot, is_snapshot=True))
+    assert "a" not in matches(index, 1, 2)
+
+
+def test_states_that_a_request_will_leave_are_expected() -> None:
+    index = PrefixIndex()
+    index.apply(stored("a", 0, [EMPTY_PREFIX], "state"))
+    index.expect_blocks("a", chain(1, 2, 3), 0.0, num_to_state=2)
+    assert matches(index, 1, 2, 3, 4) == {"a": (2, 0)}
+    assert matches(index, 1, 2, 3, now=9.0) == {}
+    index.apply(stored("b", 0, chain(1)))
+    index.expect_blocks("b", chain(1, 2, 3), 9.0, num_to_state=2)
+    assert matches(index, 1, 2, 3, now=9.0) == {"b": (3, 0)}
 
 
 def test_order_does_not_matter_and_doubles_do_nothing() -> None:

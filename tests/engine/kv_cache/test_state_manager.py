@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from app.engine.kv_cache.state_manager import ROLLING, StateManager
 from app.records.request_state import Request
+from app.records.state_pool import StatePool
+from app.records.step import StateCopy
 from tests.engine.kv_cache.test_kv_cache_manager import make_request
 
 SIZE = 4
 
 
 def manager(num_kept: int = 8) -> StateManager:
-    return StateManager(400, SIZE, num_kept, hash_key=b"key")
+    return StateManager(400, SIZE, StatePool(64, num_kept), hash_key=b"key")
+
+
+def num_free_slots(kv: StateManager) -> int:
+    return len(kv._kept._free or ())
 
 
 def prefill(kv: StateManager, request: Request, row: int = 0) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -22,8 +28,8 @@ def prefill(kv: StateManager, request: Request, row: int = 0) -> list[tuple[int,
         end = kv.cut(request, begin, request.num_tokens)
         kv.chunk_begins(request, begin)
         copies = kv.take_state_copies()
-        stores = () if copies is None else tuple(slot for _, slot in copies.stores)
-        assert copies is None or {row for row, _ in copies.stores} <= {row}
+        stores = () if copies is None else tuple(copy.slot for copy in copies.stores)
+        assert copies is None or {copy.row for copy in copies.stores} <= {row}
         chunks.append((begin, end, stores))
         kv.publish(request, end)
         begin = end
@@ -54,7 +60,7 @@ def test_the_state_behind_a_hit_comes_with_the_next_message() -> None:
     again.row = 3
     copies = kv.take_state_copies()
     assert copies is not None
-    assert (copies.loads, copies.stores) == ([(slot, 3)], [])
+    assert (copies.loads, copies.stores) == ([StateCopy(3, slot, [])], [])
     assert kv.take_state_copies() is None
 
 
@@ -80,17 +86,20 @@ def test_siblings_wait_for_a_state_that_is_coming() -> None:
 
 
 def test_the_latest_state_of_an_answer_stays() -> None:
-    kv = manager()
+    kv = manager(num_kept=3)
+    other = make_request(kv, [*range(500, 506)])
+    prefill(kv, other)
+    kv.free(other, None)
     request = make_request(kv, list(range(6)))
     prefill(kv, request)
-    kept = kv.num_states
     for position in range(8, 2 * ROLLING + 8, SIZE):
         request.token_ids += range(position + 1000, position + 1000 + SIZE)
         kv.grow_each([request])
         kv.take_state_copies()
         kv.publish(request, position)
-    assert kv.num_states == kept + 1
+    assert kv.num_states == 3
     kv.free(request, None)
+    assert kv.find_prefix(make_request(kv, [*range(500, 506)])).num_blocks == 1, "its own earlier ones go first"
     follow_up = make_request(kv, [*request.token_ids, 1, 2, 3])
     assert kv.find_prefix(follow_up).num_blocks * SIZE == 2 * ROLLING
 
@@ -106,7 +115,7 @@ def test_slots_are_evicted_least_recently_used_first_and_never_lost() -> None:
         request = make_request(kv, [1000 * number + i for i in range(10)])
         assert kv.find_prefix(request).num_blocks == found
     kv.forget()
-    assert (kv.num_states, len(kv._free)) == (0, 2)
+    assert (kv.num_states, num_free_slots(kv)) == (0, 2)
 
 
 def test_a_copy_that_no_message_has_named_is_none() -> None:
@@ -115,4 +124,4 @@ def test_a_copy_that_no_message_has_named_is_none() -> None:
     assert kv.admit(request, kv.find_prefix(request), 23)
     kv.chunk_begins(request, 20)
     kv.free(request, None)
-    assert (kv.num_states, len(kv._free), kv.take_state_copies()) == (0, 1, None)
+    assert (kv.num_states, num_free_slots(kv), kv.take_state_copies()) == (0, 1, None)

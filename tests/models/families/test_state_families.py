@@ -21,7 +21,7 @@ from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
-from tests.hf_logprobs import check_logprobs, prompts
+from tests.hf_logprobs import answer_error, check_logprobs, prompts
 from tests.models.families.state_variants import STATE_VARIANTS
 from tests.models.families.test_families import check
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -171,3 +171,40 @@ def test_prefixes_with_states(name: str, in_flight: int) -> None:
         assert_idle(core)
     last = [(len(prompt) - 2) // 8 * 8 for prompt in asked]
     assert found == [0, 136 if last[0] > 136 else last[0], 136, *last, 0], "the first fork leaves a state for others"
+
+
+def test_states_come_back_from_the_host() -> None:
+    """In too few blocks for all conversations, whose states and tokens wait in host memory; states hold NaN before."""
+    directory = directory_of(IN_ALL_WAYS)
+    judge = hf_model(directory)
+    asked = prompts((140, 130, 120, 110))
+    host = {"num_blocks": 60, "kv_host_memory_bytes": 1 << 20}
+    with started(directory, max_num_seqs=2, max_num_batched_tokens=48, max_model_len=256, **host) as core:
+        found = []
+        for turn, prompt in enumerate([*asked, *asked]):
+            request = make_request(str(turn), prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+            results = run(core, [request])
+            assert results.tokens[str(turn)] == hf_greedy(judge, prompt, MAX_TOKENS)
+            found.append(results.final[str(turn)].num_cached_tokens)
+        assert core.stats().figures["kv_host_loaded_bytes"] > 0
+        assert_idle(core)
+    assert found == [0] * 4 + [(len(prompt) - 2) // 8 * 8 for prompt in asked]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(STATE_VARIANTS))
+def test_prefixes_with_states_on_a_gpu(name: str) -> None:
+    """Prompts that go on from kept states, in chunks and replayed CUDA graphs, have transformers' logprobs."""
+    directory = directory_of(name)
+    shared, *ends = prompts((140, 5, 30, 20))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    options = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 48, "gpu_memory_utilization": 0.5}
+    chat = str(ASSETS / "tiny-chat")
+    judge = hf_model(directory)
+    found = []
+    with LLM(str(directory), tokenizer=chat, device="cuda", max_model_len=512, block_size=16, **options) as llm:
+        for prompt in [shared + end for end in (*ends, *ends)]:
+            (answer,) = llm.generate([prompt], params, use_tqdm=False)
+            found.append(answer.num_cached_tokens)
+            assert answer_error(judge, prompt, answer.outputs[0]) < 2e-2
+    assert found == [0, 128, 128, *((len(shared + end) - 2) // 16 * 16 for end in ends)]
