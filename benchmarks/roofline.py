@@ -17,6 +17,7 @@ FLOPS = 790e12
 ATTENTION_FLOPS = 0.75 * FLOPS
 MXFP4_BYTES = 17 / 32  # a weight with its share of the scale
 BYTES = 2  # bf16: a weight, and an element of the KV cache unless that is in fp8
+WEIGHT_BYTES = {"fp8": 1}  # of linear layers by the format of the checkpoint; other formats count as bf16
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,50 +33,64 @@ class Floor:
     experts_per_token: int = 0
     expert_bytes: float = BYTES  # of one parameter of an expert
     state_bytes: int = 0  # of one request, read and written by each step of it
+    weight_bytes: float = BYTES  # of one parameter of `layer_weights`
 
     @classmethod
     def of(cls, shape: str, kv_cache_dtype: str = "auto") -> Floor:
         """`kv_cache_dtype` as in EngineConfig."""
         s = SHAPES[shape]
-        layers, hidden, heads = (s[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        hidden, heads = s["hidden_size"], s["num_attention_heads"]
         attention, cached, width = _attention(s)
-        recurrent = s.get("layer_types", []).count("linear_attention")
-        of_delta, state_bytes = _delta(s) if recurrent else (0, 0)
+        attends, recurrent, feeds = _layers(s)
+        of_recurrent, state_bytes = _recurrent(s) if recurrent else (0, 0)
         sparse = _layers_of_experts(s)
         shared = s.get("n_shared_experts", 0) * s.get("moe_intermediate_size", 0)
         shared += s.get("shared_expert_intermediate_size", 0)
-        wide = (layers - sparse) * s["intermediate_size"] + sparse * shared
-        attends = layers - recurrent
+        wide = (feeds - sparse) * s["intermediate_size"] + sparse * shared
         kv_bytes = attends * cached * (1 if kv_cache_dtype == "fp8" else BYTES)
+        form = s.get("quantization_config", {}).get("quant_method", "")
+        weight_bytes = WEIGHT_BYTES.get(form, BYTES)
         return cls(
-            attends * attention + recurrent * of_delta + 3 * hidden * wide,
+            attends * attention + recurrent * of_recurrent + (2 if "mlp_hidden_act" in s else 3) * hidden * wide,
             hidden * s["vocab_size"],
             kv_bytes,
             attends * heads * width,
             sparse * 3 * hidden * s.get("moe_intermediate_size", s["intermediate_size"]),
             _num_experts(s),
             s.get("num_experts_per_tok", 0),
-            MXFP4_BYTES if s.get("quantization_config", {}).get("quant_method") == "mxfp4" else BYTES,
+            MXFP4_BYTES if form == "mxfp4" else weight_bytes,
             recurrent * state_bytes,
+            weight_bytes,
         )
 
     def read_experts(self, tokens: float) -> float:
         """Experts of a layer that so many tokens go to, where routing is even: those are read."""
         if not self.num_experts:
             return 0.0
-        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
+        return float(self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens))
 
-    def linear_s(self, tokens: int, more: int = 0) -> float:
-        """All linear layers, with `more` weights besides."""
-        dense = self.layer_weights + more
-        read = dense * BYTES + self.read_experts(tokens) * self.expert_weights * self.expert_bytes
-        used = dense + self.experts_per_token * self.expert_weights
+    def linear_s(self, tokens: int, head: bool = False) -> float:
+        """All linear layers, with the head besides."""
+        more = self.head_weights if head else 0
+        read = self.layer_weights * self.weight_bytes + more * BYTES
+        read += self.read_experts(tokens) * self.expert_weights * self.expert_bytes
+        used = self.layer_weights + more + self.experts_per_token * self.expert_weights
         return max(read / BANDWIDTH, 2 * used * tokens / FLOPS)
 
     def decode_s(self, batch: int, context: float) -> float:
         """A step of `batch` requests with `context` tokens each."""
-        of_request = context * self.kv_bytes + 2 * self.state_bytes
-        return self.linear_s(batch, self.head_weights) + batch * of_request / BANDWIDTH
+        return self.linear_s(batch, head=True) + sum(self.request_s(batch, context).values())
+
+    def request_s(self, batch: int, context: float) -> dict[str, float]:
+        """What a step reads, and writes, of its requests' own."""
+        of_states = 2 * batch * self.state_bytes / BANDWIDTH
+        return {"states": of_states, "attention": batch * context * self.kv_bytes / BANDWIDTH}
+
+    def decode_parts_s(self, batch: int, context: float) -> dict[str, float]:
+        """The same, part by part."""
+        experts = self.read_experts(batch) * self.expert_weights * self.expert_bytes / BANDWIDTH
+        products = self.linear_s(batch, head=True) - experts
+        return {**self.request_s(batch, context), "experts": experts, "products": products}
 
     def prefill_s(self, tokens: int) -> float:
         """One prompt and its first token."""
@@ -109,12 +124,23 @@ def _attention(s: Mapping[str, Any]) -> tuple[int, int, float]:
     return weights, latent + rope, (nope + rope + value) / 2
 
 
-def _delta(s: Mapping[str, Any]) -> tuple[int, int]:
-    """(weights, bytes of a state) of a layer of gated delta net."""
-    keys, values, key_dim, value_dim = (
-        s[name]
-        for name in ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-    )
+def _layers(s: Mapping[str, Any]) -> tuple[int, int, int]:
+    """How many layers attend, keep a state, and feed forward."""
+    if marks := s.get("hybrid_override_pattern"):
+        return marks.count("*"), marks.count("M"), marks.count("-")
+    recurrent = s.get("layer_types", []).count("linear_attention")
+    return s["num_hidden_layers"] - recurrent, recurrent, s["num_hidden_layers"]
+
+
+def _recurrent(s: Mapping[str, Any]) -> tuple[int, int]:
+    """(weights, bytes of a state) of a layer of gated delta net, or of Mamba 2."""
+    if "mamba_num_heads" in s:
+        heads, size, states = s["mamba_num_heads"], s["mamba_head_dim"], s["ssm_state_size"]
+        mixed = heads * size + 2 * s["n_groups"] * states
+        weights = s["hidden_size"] * (mixed + 2 * heads * size + heads)
+        return weights, 4 * heads * size * states + BYTES * mixed * (s["conv_kernel"] - 1)
+    names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    keys, values, key_dim, value_dim = (s[name] for name in names)
     mixed = 2 * keys * key_dim + values * value_dim
     weights = s["hidden_size"] * (mixed + 2 * values * value_dim + 2 * values)
     return weights, 4 * values * value_dim * key_dim + BYTES * mixed * (s["linear_conv_kernel_dim"] - 1)

@@ -77,6 +77,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 248320, "tie_word_embeddings": False, "rope_theta": 1e7, "eos_token_id": 248044,
         "max_position_embeddings": 262144,
     },
+    "nemotron-h-8b": {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 4096,
+        "intermediate_size": 21504, "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+        "conv_kernel": 4, "mlp_hidden_act": "relu2", "layer_norm_epsilon": 1e-5,
+        "hybrid_override_pattern": "M-M-M-M*-" + 3 * "M-M-M-M-M*-" + "M-M-M-M-M-", "vocab_size": 131072,
+        "tie_word_embeddings": False, "eos_token_id": 2,
+    },
     "mixtral8x7b": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096,
         "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
+from app.kernels.recurrent import RECURRENT_OPS, GatedNorm
+from app.kernels.recurrent.reference import gate_factor
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -38,9 +39,10 @@ class GatedGroupNorm(Layer):
                 param="tensor_parallel_size",
             )
         self.channels, self.eps, self.norms_first = channels, eps, norms_first
-        self.activate = torch.sigmoid if sigmoid else F.silu
+        self.sigmoid = sigmoid
         self.is_shared = num_groups == 1 and self.tp.size > 1
         self.groups = max(1, num_groups // self.tp.size)
+        self.ops = RECURRENT_OPS.on(ctx.device)
         self.weight = Weight(torch.ones(channels.size, dtype=ctx.dtype), WeightSpec(self.load))
 
     def load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
@@ -50,16 +52,17 @@ class GatedGroupNorm(Layer):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x and gate [T, C] -> [T, C] in the gate's type."""
-        y, factor = x.float(), self.activate(gate.float())
+        if self.is_shared:
+            return self._normed_together(x, gate)
+        norm = GatedNorm(gate, self.weight, self.eps, self.norms_first, self.sigmoid)
+        out: torch.Tensor = self.ops.gated_norm(x.view(len(x), self.groups, -1), norm)
+        return out
+
+    def _normed_together(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """One group of all ranks' channels."""
+        y, factor = x.float(), gate_factor(gate, sigmoid=self.sigmoid)
         if not self.norms_first:
             y = y * factor
-        y = (self._normed(y) * self.weight.float()).to(gate.dtype)
-        return (y * factor).to(gate.dtype) if self.norms_first else y
-
-    def _normed(self, y: torch.Tensor) -> torch.Tensor:
-        groups = y.view(len(y), self.groups, -1)
-        squares = groups.square().sum(-1, keepdim=True)
-        if self.is_shared:
-            squares = self.tp.all_reduce(squares)
-        size = self.channels.whole if self.is_shared else groups.shape[2]
-        return (groups * torch.rsqrt(squares / size + self.eps)).view_as(y)
+        squares = self.tp.all_reduce(y.square().sum(-1, keepdim=True))
+        y = y * torch.rsqrt(squares / self.channels.whole + self.eps) * self.weight.float()
+        return (y * factor if self.norms_first else y).to(gate.dtype)

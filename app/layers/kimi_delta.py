@@ -69,6 +69,6 @@ class KimiDeltaAttention(StateLayer):
         mixed, b, forget, gate = torch.split(projected, self.parts, dim=1)
         mixed = self.conv1d(mixed, inputs, step)
         gates = DeltaGates(self.f_b_proj(forget.contiguous()), b, self.A_log, self.dt_bias)
-        norm = GatedNorm(self.g_b_proj(gate.contiguous()), self.o_norm.weight, self.o_norm.eps)
+        norm = GatedNorm(self.g_b_proj(gate.contiguous()), self.o_norm.weight, self.o_norm.eps, sigmoid=True)
         out = self.ops.channel_delta(mixed, self.heads, gates, norm, states, step)
         return self.o_proj(out, epilogue)  # type: ignore[no-any-return]

@@ -13,8 +13,8 @@ from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 class OffsetRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), rounded once. The sum is kept in fp32: in 16 bits it would lose the weight's bits."""
 
-    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
-        super().__init__(ctx, size, eps)
+    def __init__(self, ctx: BuildContext, size: int, eps: float, *, may_defer: bool = False) -> None:
+        super().__init__(ctx, size, eps, may_defer=may_defer)
         self.weight = Weight(torch.ones(size, dtype=torch.float32), WeightSpec(_load_plus_one))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

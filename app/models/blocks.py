@@ -87,7 +87,7 @@ def unbiased_layer_norm(ctx: BuildContext, settings: DecoderSettings, before_lin
 
 def offset_rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
     """Gemma's norm."""
-    return OffsetRMSNorm(ctx, settings.hidden_size, settings.norm_eps)
+    return OffsetRMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=before_linear)
 
 
 def plain_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:

@@ -356,6 +356,7 @@ def state_spaces(dtype: torch.dtype, sizes: tuple[int, int, int, int], channels:
     for step in state_steps():
         recurrent_ops.causal_conv(x, x[0, :, None].expand(-1, 3).contiguous(), x[0], x[None, :2], step, activate=False)
         recurrent_ops.state_space(inputs, torch.zeros(1, h, p, n), step)
+        recurrent_ops.gated_norm(x.unflatten(1, (g, -1)), GatedNorm(x, x[0], 1e-5, norms_first=False))
         recurrent_ops.selective_scan(scanned, torch.zeros(1, channels, 16), step)
 
 

@@ -109,11 +109,13 @@ class DeltaGates:
 
 @dataclass(slots=True, frozen=True)
 class GatedNorm:
-    """An RMS norm of each head, its weight, then times silu of a gate, or in `channel_delta` its sigmoid."""
+    """An RMS norm of each head or group of D channels, and silu of a gate; `sigmoid`: the gate's sigmoid instead."""
 
-    gate: torch.Tensor  # [T, Hv * Dv]
-    weight: torch.Tensor  # [Dv]
+    gate: torch.Tensor  # [T, G * D]
+    weight: torch.Tensor  # [D] for all groups, or [G * D]
     eps: float
+    norms_first: bool = True  # and is then gated; else what is gated is normed
+    sigmoid: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -163,6 +165,8 @@ class RecurrentOps:
     state_space: Callable[..., torch.Tensor]
     # (inputs: ScanInputs, states fp32 [slots, D, N], step) -> [T, D]: Mamba (Gu and Dao, 2023)
     selective_scan: Callable[..., torch.Tensor]
+    # (x [T, G, D], norm: GatedNorm) -> [T, G * D] in the gate's type
+    gated_norm: Callable[..., torch.Tensor]
 
 
 RECURRENT_OPS: KernelTable[RecurrentOps] = KernelTable(

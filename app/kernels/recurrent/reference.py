@@ -56,7 +56,7 @@ def channel_delta(
 ) -> torch.Tensor:
     """mixed [T, 3 H D] -> [T, H * D]."""
     log_decay, rate = channel_gates(gates, heads)
-    return sigmoid_norm(_delta(delta_parts(mixed, heads), log_decay, rate, states, step), norm)
+    return gated_norm(_delta(delta_parts(mixed, heads), log_decay, rate, states, step), norm)
 
 
 def _delta(
@@ -126,17 +126,16 @@ def channel_gates(gates: DeltaGates, heads: DeltaHeads) -> tuple[torch.Tensor, t
 
 
 def gated_norm(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-    """fp32 [T, Hv, Dv] -> [T, Hv * Dv] in the gate's type."""
-    return (_normed(x, norm) * F.silu(norm.gate.float())).to(norm.gate.dtype)
+    """x [T, G, D] -> [T, G * D] in the gate's type."""
+    factor = gate_factor(norm.gate, sigmoid=norm.sigmoid).view(x.shape)
+    y = x.float() if norm.norms_first else x.float() * factor
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float().view(-1, x.shape[2])
+    return (y * factor if norm.norms_first else y).flatten(1).to(norm.gate.dtype)
 
 
-def sigmoid_norm(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-    """The same with a sigmoid."""
-    return (_normed(x, norm) * norm.gate.float().sigmoid()).to(norm.gate.dtype)
-
-
-def _normed(x: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()).flatten(1)
+def gate_factor(gate: torch.Tensor, *, sigmoid: bool) -> torch.Tensor:
+    """Returns the factor that a gate is, fp32."""
+    return gate.float().sigmoid() if sigmoid else F.silu(gate.float())
 
 
 def space_parts(inputs: SpaceInputs) -> tuple[torch.Tensor, ...]:
@@ -170,4 +169,5 @@ OPS = RecurrentOps(
     channel_delta=channel_delta,
     state_space=state_space,
     selective_scan=selective_scan,
+    gated_norm=gated_norm,
 )

@@ -22,7 +22,6 @@ from app.kernels.recurrent.reference import (
     delta_gates,
     delta_parts,
     gated_norm,
-    sigmoid_norm,
     space_parts,
 )
 
@@ -121,7 +120,7 @@ def channel_delta(
         state = state * decayed[:, :, -1:] + change.transpose(2, 3) @ (k * left)
         return out.transpose(1, 2), state
 
-    return sigmoid_norm(_run(advance, states, step, value, chunk=16), norm)
+    return gated_norm(_run(advance, states, step, value, chunk=16), norm)
 
 
 def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> torch.Tensor:
@@ -205,4 +204,5 @@ OPS = RecurrentOps(
     channel_delta=channel_delta,
     state_space=state_space,
     selective_scan=selective_scan,
+    gated_norm=gated_norm,
 )

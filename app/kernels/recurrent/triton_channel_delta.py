@@ -1,13 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Kimi Delta Attention in Triton: gated delta nets each of whose key channels decays by itself.
 
-As in `triton_gated_delta.py`, but that no one number a token says how much two tokens' keys have decayed between each
+As in `triton_delta_chunks.py`, but that no one number a token says how much two tokens' keys have decayed between each
 other. So prompts go by short chunks, whose pairs of tokens are summed channel by channel, each decay as the power of a
 difference, which is never above 1. What a chunk does for itself is made for all chunks at once; a program for some of a
 head's values then takes its state from chunk to chunk.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -17,8 +19,8 @@ from app.kernels.launch import cdiv, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep
 from app.kernels.recurrent.reference import UNIT_EPS
-from app.kernels.recurrent.triton_gated_delta import gated_norm_kernel, unit_rows
-from app.kernels.recurrent.triton_math import softplus
+from app.kernels.recurrent.triton_gated_norm import write_gated_norm
+from app.kernels.recurrent.triton_math import softplus, unit_rows
 
 _SHORT = 16  # tokens of a chunk
 _VALUES = 32  # of a head that a program takes through the chunks
@@ -171,6 +173,7 @@ def channel_delta(
     step: StateStep,
 ) -> torch.Tensor:
     """The same as `reference.channel_delta`."""
+    assert norm.sigmoid, "gates are sigmoids"
     assert mixed.stride(1) == norm.gate.stride(1) == gates.a.stride(1) == gates.b.stride(1) == 1, "contiguous rows"
     assert states.is_contiguous(), "states must be contiguous"
     assert heads.num_keys == heads.num_values, "each head has a key of its own"
@@ -219,8 +222,4 @@ def _long_requests(
         *made, states, step.starts, step.sources, step.slots, raw, base, step.num_short,
         **sizes, BV=tile, PRECISION=precision, num_warps=4,
     )  # fmt: skip
-    gate = norm.gate[base:]
-    gated_norm_kernel[(count, h.num_values)](
-        raw, gate, norm.weight, out[base:], gate.stride(0), norm.eps, H=h.num_values, D=h.value_dim,
-        BD=next_power_of_2(h.value_dim), SIGMOID=True, num_warps=1,
-    )  # fmt: skip
+    write_gated_norm(raw, replace(norm, gate=norm.gate[base:]), out[base:])

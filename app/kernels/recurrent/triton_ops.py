@@ -7,6 +7,7 @@ from app.kernels.recurrent import RecurrentOps
 from app.kernels.recurrent.triton_channel_delta import channel_delta
 from app.kernels.recurrent.triton_conv import causal_conv
 from app.kernels.recurrent.triton_gated_delta import gated_delta
+from app.kernels.recurrent.triton_gated_norm import gated_norm
 from app.kernels.recurrent.triton_state_space import selective_scan, state_space
 
 OPS = RecurrentOps(
@@ -15,4 +16,5 @@ OPS = RecurrentOps(
     channel_delta=channel_delta,
     state_space=state_space,
     selective_scan=selective_scan,
+    gated_norm=gated_norm,
 )

@@ -93,7 +93,8 @@ def delta_inputs(
     decays = h * heads.key_dim if by_channel else h
     a, b = wide(num_tokens, decays, 2), wide(num_tokens, h, 3)
     gates = DeltaGates(a, b, randn(h, seed=4, scale=0.5), randn(decays, seed=5), 1.0 if by_channel else 1.7)
-    norm = GatedNorm(wide(num_tokens, h * heads.value_dim, 6), 1 + randn(heads.value_dim, seed=7, scale=0.1), 1e-6)
+    weight = 1 + randn(heads.value_dim, seed=7, scale=0.1)
+    norm = GatedNorm(wide(num_tokens, h * heads.value_dim, 6), weight, 1e-6, sigmoid=by_channel)
     return wide(num_tokens, sum(heads.widths), 1), gates, norm
 
 

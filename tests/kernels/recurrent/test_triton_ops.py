@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.kernels.recurrent import DeltaHeads, reference
+from app.kernels.recurrent import DeltaHeads, GatedNorm, reference
 from app.kernels.recurrent.triton_ops import OPS
 from tests.kernels.recurrent import cases, checks
 from tests.kernels.recurrent.cases import CASES
@@ -26,6 +26,11 @@ def test_gated_delta(name: str) -> None:
     checks.check_delta(OPS, CASES[name], ODD if name in ("mixed", "decode") else EVEN)
 
 
+@pytest.mark.parametrize("name", ["decode-padded", "drafts-padded"])
+def test_a_state_goes_by_in_parts(name: str) -> None:
+    checks.check_delta(OPS, CASES[name], DeltaHeads(num_keys=1, num_values=1, key_dim=128, value_dim=72))
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_channel_delta(name: str) -> None:
     heads = DeltaHeads(2, 2, 24, 40) if name in ("mixed", "decode") else DeltaHeads(1, 1, 16, 16)
@@ -41,6 +46,14 @@ def test_state_space(name: str) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 def test_selective_scan(name: str) -> None:
     checks.check_scan(OPS, CASES[name])
+
+
+@pytest.mark.parametrize(("groups", "norms_first", "sigmoid"), [(1, False, False), (3, True, True), (1, True, False)])
+def test_gated_norm(groups: int, norms_first: bool, sigmoid: bool) -> None:
+    """One weight of each channel, or the same ones for all groups."""
+    x, gate = cases.randn(5, 3, 40, seed=1), cases.wide(5, 120, 2)
+    norm = GatedNorm(gate, cases.randn(groups * 40, seed=3), 1e-5, norms_first, sigmoid)
+    torch.testing.assert_close(OPS.gated_norm(x, norm), reference.gated_norm(x, norm), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:

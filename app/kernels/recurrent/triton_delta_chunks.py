@@ -1,0 +1,184 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Gated delta nets over many tokens in Triton, a chunk at a time.
+
+What each token of a chunk changes depends on those before it by a triangular system (the WY form of Yang et al., 2024).
+It is solved for all chunks at once, in fp32: blocks of 16 x 16 row by row, side by side, and what stands between the
+blocks by products. Then a program for some of a head's values goes from chunk to chunk, its state in registers. Queries
+and keys stay as they came, so that products read them from shared memory: what norms and decays them are factors of
+tokens, which go into what the products make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.quick_launch import quick_launch
+from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep
+from app.kernels.recurrent.reference import UNIT_EPS
+from app.kernels.recurrent.triton_gated_norm import write_gated_norm
+from app.kernels.recurrent.triton_math import softplus
+
+_LEAST_DOT = 16  # of each side of a product
+_BLOCK = 16  # of a triangular system, solved row by row
+_VALUES = 64  # of a head that a program takes through the chunks
+CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
+
+
+@triton.jit
+def inverse(b_system, L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """(1 + system)^-1 of a strictly lower triangular system, fp32 [L, L].
+
+    With D the inverses of the blocks along the diagonal and M = D (what is left of them), it is (1 + M)^-1 D. M has L /
+    BLOCK blocks of rows and nothing on its diagonal, so its fourth power is 0 and (1 + M)^-1 = (1 + M^2)(1 - M).
+    """
+    BLOCKS: tl.constexpr = L // BLOCK
+    o_b, o_s = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
+    m_own = o_b[:, None, None, None] == o_b[None, None, :, None]
+    b_parts = tl.reshape(b_system, [BLOCKS, BLOCK, BLOCKS, BLOCK])
+    b_own = tl.sum(tl.where(m_own, b_parts, 0.0), 2)
+    b_inverse = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros_like(b_own)
+    for i in range(1, BLOCK):  # each row is what is left of the unit row once those before it are taken off
+        m_row = (o_s == i)[None, :, None]
+        b_row = tl.sum(tl.where(m_row, b_own, 0.0), 1)
+        b_off = tl.sum(b_row[:, :, None] * b_inverse, 1)
+        b_inverse = tl.where(m_row, b_inverse - b_off[:, None, :], b_inverse)
+    b_wide = tl.reshape(tl.where(m_own, b_inverse[:, :, None, :], 0.0), [L, L])
+    b_between = tl.reshape(tl.where(m_own, 0.0, b_parts), [L, L])
+    b_m = tl.dot(b_wide, b_between, input_precision=PRECISION)
+    b_less = b_wide - tl.dot(b_m, b_wide, input_precision=PRECISION)
+    b_m2 = tl.dot(b_m, b_m, input_precision=PRECISION)
+    return b_less + tl.dot(b_m2, b_less, input_precision=PRECISION)
+
+
+@quick_launch
+@triton.jit(do_not_specialize=["base", "num_tokens"])  # numbers of decodes and of tokens: others in each step
+def delta_chunk_kernel(
+    p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_chunks, p_read, p_new, p_pairs, p_factors, base, num_tokens,
+    stride_mixed, stride_a, stride_b, scale, rate_scale,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    L: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (N, HV): of a chunk, what its tokens change if the state before it is zeros (`new`), what of that state
+    they take off (`read`), what each query gets of each change (`pairs`), and three factors of each token."""
+    i_c, i_h = tl.program_id(0), tl.program_id(1)
+    i_key = i_h // (HV // HK)
+    b_first, b_end = tl.load(p_chunks + 2 * i_c), tl.load(p_chunks + 2 * i_c + 1)
+    o_l, o_k, o_v = tl.arange(0, L), tl.arange(0, BK), tl.arange(0, BV)
+    o_t = (b_first + o_l).to(tl.int64)
+    m_l, m_k, m_v = b_first + o_l < b_end, o_k < DK, o_v < DV
+    m_lk, m_lv = m_l[:, None] & m_k[None, :], m_l[:, None] & m_v[None, :]
+    p_query = p_mixed + o_t[:, None] * stride_mixed + i_key * DK + o_k[None, :]
+    b_q = tl.load(p_query, mask=m_lk, other=0.0)
+    b_k = tl.load(p_query + HK * DK, mask=m_lk, other=0.0)
+    b_qn = tl.rsqrt(tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1) + EPS) * scale
+    b_kn = tl.rsqrt(tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1) + EPS)
+    b_a = tl.load(p_a + o_t * stride_a + i_h, mask=m_l, other=0.0).to(tl.float32) + tl.load(p_dt_bias + i_h)
+    b_log = tl.where(m_l, -tl.exp(tl.load(p_a_log + i_h)) * softplus(b_a), 0.0)
+    b_sum, b_last = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
+    b_rate = tl.sigmoid(tl.load(p_b + o_t * stride_b + i_h, mask=m_l, other=0.0).to(tl.float32)) * rate_scale
+    o_in = (o_t - base) * HV + i_h
+    p_factor = p_factors + i_h.to(tl.int64) * num_tokens + o_t - base
+    tl.store(p_factor, b_qn * tl.exp(b_sum), mask=m_l)
+    tl.store(p_factor + num_tokens * HV, b_kn * tl.exp(b_last - b_sum), mask=m_l)
+    tl.store(p_factor + num_tokens * (2 * HV), tl.exp(b_sum), mask=m_l)
+    TYPE = p_mixed.dtype.element_ty
+    m_seen = o_l[:, None] >= o_l[None, :]
+    b_between = tl.where(m_seen, tl.exp(tl.where(m_seen, b_sum[:, None] - b_sum[None, :], 0.0)), 0.0)
+    b_between *= b_kn[None, :]
+    b_pairs = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_between * b_qn[:, None]
+    p_pair = p_pairs + o_in[:, None] * L + o_l[None, :]
+    tl.store(p_pair, b_pairs.to(TYPE), mask=m_l[:, None])
+    b_system = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION) * b_between * (b_kn * b_rate)[:, None]
+    b_system = tl.where(o_l[:, None] == o_l[None, :], 0.0, b_system)
+    b_inverse = inverse(b_system, L, BLOCK, PRECISION) * b_rate[None, :]
+    b_keys = (b_inverse * (b_kn * tl.exp(b_sum))[None, :]).to(TYPE)
+    b_read = tl.dot(b_keys, b_k, input_precision=PRECISION)
+    tl.store(p_read + o_in[:, None] * DK + o_k[None, :], b_read.to(TYPE), mask=m_lk)
+    p_value = p_mixed + o_t[:, None] * stride_mixed + 2 * HK * DK + i_h * DV + o_v[None, :]
+    b_v = tl.load(p_value, mask=m_lv, other=0.0)
+    b_new = tl.dot(b_inverse.to(TYPE), b_v, input_precision=PRECISION)
+    tl.store(p_new + o_in[:, None] * DV + o_v[None, :], b_new.to(TYPE), mask=m_lv)
+
+
+@quick_launch
+@triton.jit(do_not_specialize=["base", "num_tokens", "first_row"])
+def delta_scan_kernel(
+    p_mixed, p_read, p_new, p_pairs, p_factors, p_states, p_starts, p_sources, p_slots, p_out, base, num_tokens,
+    first_row, stride_mixed,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    L: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, HV, tiles of BV values): from chunk to chunk of a request, from the first such row on. Tokens go
+    along columns, so that what is in registers, state and changes, is each product's first factor."""
+    i_r, i_h = first_row + tl.program_id(0), tl.program_id(1)
+    i_key = i_h // (HV // HK)
+    b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
+    b_first, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
+    o_l, o_k, o_v = tl.arange(0, L), tl.arange(0, BK), tl.program_id(2) * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < DK, o_v < DV
+    m_state = m_v[:, None] & m_k[None, :]
+    o_state = i_h * DV * DK + o_v[:, None] * DK + o_k[None, :]
+    b_state = tl.load(p_states + b_source * HV * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    TYPE = p_mixed.dtype.element_ty
+    for i_t in range(b_first, b_end, L):
+        o_t = (i_t + o_l).to(tl.int64)
+        m_l = i_t + o_l < b_end
+        m_lk, m_vl = m_l[:, None] & m_k[None, :], m_v[:, None] & m_l[None, :]
+        o_in = (o_t - base) * HV + i_h
+        p_factor = p_factors + i_h.to(tl.int64) * num_tokens - base
+        b_read = tl.load(p_read + o_in[:, None] * DK + o_k[None, :], mask=m_lk, other=0.0)
+        b_new = tl.load(p_new + o_in[None, :] * DV + o_v[:, None], mask=m_vl, other=0.0).to(tl.float32)
+        p_query = p_mixed + o_t[:, None] * stride_mixed + i_key * DK + o_k[None, :]
+        b_q = tl.load(p_query, mask=m_lk, other=0.0)
+        b_k = tl.load(p_query + HK * DK, mask=m_lk, other=0.0)
+        b_pairs = tl.load(p_pairs + o_in[:, None] * L + o_l[None, :], mask=m_l[:, None], other=0.0)
+        b_query_factor = tl.load(p_factor + o_t, mask=m_l, other=0.0)
+        b_key_factor = tl.load(p_factor + num_tokens * HV + o_t, mask=m_l, other=0.0)
+        b_kept = tl.load(p_factor + num_tokens * (2 * HV) + tl.minimum(i_t + L, b_end) - 1)
+        b_before = b_state.to(TYPE)
+        b_change = b_new - tl.dot(b_before, tl.trans(b_read), input_precision=PRECISION)
+        b_o = tl.dot(b_before, tl.trans(b_q), input_precision=PRECISION) * b_query_factor[None, :]
+        b_left = (b_change * b_key_factor[None, :]).to(TYPE)
+        b_state = b_state * b_kept + tl.dot(b_left, b_k, input_precision=PRECISION)
+        b_o += tl.dot(b_change.to(TYPE), tl.trans(b_pairs), input_precision=PRECISION)
+        tl.store(p_out + o_in[None, :] * DV + o_v[:, None], b_o.to(TYPE), mask=m_vl)
+    tl.store(p_states + b_slot * HV * DV * DK + o_state, b_state, mask=m_state & (b_slot >= 0))
+
+
+def delta_chunks(
+    mixed: torch.Tensor,
+    heads: DeltaHeads,
+    gates: DeltaGates,
+    norm: GatedNorm,
+    states: torch.Tensor,
+    step: StateStep,
+    out: torch.Tensor,
+) -> None:
+    """The requests behind the short ones, whose tokens are all behind theirs."""
+    base, h = step.num_short * step.short_len, heads
+    num_tokens = len(mixed) - base
+    shape = num_tokens, h.num_values
+    read, new, raw, pairs = (mixed.new_empty(*shape, n) for n in (h.key_dim, h.value_dim, h.value_dim, CHUNK))
+    factors = mixed.new_empty(3, h.num_values, num_tokens, dtype=torch.float32)
+    is_exact = mixed.dtype == torch.float32
+    precision = "ieee" if is_exact else "tf32"
+    key_tile, value_tile = (max(_LEAST_DOT, next_power_of_2(width)) for width in (h.key_dim, h.value_dim))
+    sizes = {"HK": h.num_keys, "HV": h.num_values, "DK": h.key_dim, "DV": h.value_dim, "BK": key_tile}
+    delta_chunk_kernel[(len(step.chunks), h.num_values)](
+        mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, step.chunks, read, new, pairs, factors, base, num_tokens,
+        mixed.stride(0), gates.a.stride(0), gates.b.stride(0), h.key_dim**-0.5, gates.rate_scale,
+        **sizes, BV=value_tile, L=CHUNK, BLOCK=_BLOCK, EPS=UNIT_EPS, PRECISION=precision, num_warps=CHUNK_WARPS,
+    )  # fmt: skip
+    tile = min(value_tile, _VALUES)
+    delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](
+        mixed, read, new, pairs, factors, states, step.starts, step.sources, step.slots, raw, base, num_tokens,
+        step.num_short, mixed.stride(0),
+        **sizes, BV=tile, L=CHUNK, PRECISION=precision, num_warps=SCAN_WARPS,
+        num_stages=1 if is_exact else SCAN_STAGES,
+    )  # fmt: skip
+    write_gated_norm(raw, replace(norm, gate=norm.gate[base:]), out[base:])
