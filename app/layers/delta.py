@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 
-from app.kernels.gemm import Inputs
+from app.kernels.gemm import Inputs, LinearOps
 
 
 class Delta(ABC):
     """One layer's. Steps without such rows run as if it were not there."""
+
+    ops: LinearOps[Any]  # products with what `over` gives
 
     @property
     @abstractmethod
@@ -18,6 +21,9 @@ class Delta(ABC):
         """True if the step that is being computed has such rows."""
 
     @abstractmethod
-    def add(self, x: Inputs, y: torch.Tensor, *, in_place: bool) -> torch.Tensor:
-        """y [T, N] + what x [T, K] gives in those rows; the others keep their bits. `in_place`: y may be
-        overwritten."""
+    def over(self, ops: LinearOps[Any], weight: Any) -> Any:
+        """The layer's weight, which `ops` multiply by, with what this step's rows add; other rows keep their bits."""
+
+    @abstractmethod
+    def add(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        """The same for a product that stands: y [T, N], which is overwritten, + what x [T, K] gives."""

@@ -6,8 +6,7 @@ An epilogue knows both ways: joined to a product that is still to be made, where
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -37,11 +36,6 @@ class Epilogue(Protocol[ResultT]):
     def after_experts(self, rows: ExpertRows) -> ResultT:
         """Does what follows the sum [T, N] of what experts gave."""
         return self.after(rows.materialize())
-
-    def shifted(self, add: Callable[[torch.Tensor], torch.Tensor]) -> Epilogue[ResultT] | None:
-        """The same with something else added to the product; `add`: gives it added to a tensor [T, N]. None: it has no
-        tensor to add it to."""
-        return None
 
 
 class Plain(Epilogue[torch.Tensor]):
@@ -90,12 +84,6 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
         if self.norm is None or self.first is not None or self.scale != 1.0:
             return self.after(ops.linear(x, weight, bias))
         return self.norm.after_product(ops, x, weight, bias, self.residual)
-
-    def shifted(self, add: Callable[[torch.Tensor], torch.Tensor]) -> AddNorm | None:
-        """Added to the residual."""
-        if self.first is not None or self.scale != 1.0:
-            return None
-        return replace(self, residual=add(self.residual))
 
     def after(self, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with y, and its norm."""

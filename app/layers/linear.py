@@ -94,40 +94,28 @@ class Linear(QuantizedLayer, ABC):
 
     def forward(self, x: Inputs, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
-        if self.delta is not None and self.delta.is_wanted:
-            return self._with_delta(self.delta, x, epilogue)
-        return self._without_delta(x, epilogue)
-
-    def _with_delta(self, delta: Delta, x: Inputs, epilogue: Epilogue[Any]) -> Any:
-        """The delta is added to what the product is added to, where there is such a thing: then the two are still one
-        launch. Each rank adds its share's, before they are summed up."""
-        if not self.sums_up:
-            shifted = epilogue.shifted(lambda y: delta.add(x, y, in_place=False))
-            if shifted is not None:
-                return self._without_delta(x, shifted)
-        y = delta.add(x, self._own_product(x), in_place=True)
-        return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
-
-    def _own_product(self, x: Inputs) -> torch.Tensor:
-        """[T, output_size], this rank's alone."""
-        if self.packed is None:
-            return self.ops.linear(x, self.weight, self.bias)
-        if self.packed_ops is not None:
-            return self.packed_ops.linear(x, self.packed, self.bias)
-        return self.packed.linear(materialize(x), self.bias)
-
-    def _without_delta(self, x: Inputs, epilogue: Epilogue[Any]) -> Any:
-        if self.packed is None:
-            return self._product(self.ops, x, self.weight, epilogue)
-        if self.packed_ops is not None:
+        if self.packed is not None and self.packed_ops is None:
+            return self._after_packed(x, self.packed, epilogue)
+        if self.packed is not None and self.packed_ops is not None:
             return self._product(self.packed_ops, x, self.packed, epilogue)
-        y = self.packed.linear(materialize(x), self.bias)
-        return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
+        return self._product(self.ops, x, self.weight, epilogue)
 
     def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
+        """Each rank adds the delta of its share, before they are summed up."""
+        if self.delta is not None and self.delta.is_wanted:
+            return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
+        return self._joined(ops, x, weight, epilogue)
+
+    def _joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         if self.sums_up:
             return epilogue.after_all_reduce(self.tp, ops.linear(x, weight, self.bias))
         return epilogue.joined(ops, x, weight, self.bias)
+
+    def _after_packed(self, x: Inputs, weight: PackedWeight, epilogue: Epilogue[Any]) -> Any:
+        y = weight.linear(materialize(x), self.bias)
+        if self.delta is not None and self.delta.is_wanted:
+            y = self.delta.add(x, y)
+        return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
 
     def pack(self) -> None:
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""

@@ -65,6 +65,8 @@ from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
 from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for
 from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
+from app.kernels.lora import TILE_RANK, AdaptedWeight, SlotMatrices, SlotRows
+from app.kernels.lora import triton_ops as lora_ops
 from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
 from app.kernels.mla import triton_ops as mla_ops
 from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, gluon_few, triton_gate
@@ -86,6 +88,8 @@ EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # Kernels that begin to read weights, which no kernel on the stream writes, before they wait.
 READ_FIRST = {"streamed_linear_kernel"}
+# Those that wait late where they follow a launch that only adds to what they read (kernels/gemm/triton_low_rank.py).
+WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel"}
 # A call's callee may do any of it.
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
@@ -152,13 +156,17 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     if IS_AMD:
         registers = re.findall(r"\.(?:vgpr|sgpr|vgpr_spill)_count:\s+\d+", kernel.asm["amdgcn"])
         return f"shared {kernel.metadata.shared}, {' '.join(registers)}, {len(kernel.asm['hsaco'])} bytes"
+    is_late = source.fn.__name__ in WAIT_LATE and is_given(source, "p_hidden")
     if is_early is not None or options.get("launch_pdl"):
         if not (is_early and kernel.metadata.launch_pdl):
             return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
         access = GLOBAL_WRITE if source.fn.__name__ in READ_FIRST else GLOBAL_ACCESS
-        if not waits_first(kernel.asm["ptx"], access):
+        if is_late and kernel.asm["ptx"].count("griddepcontrol.wait") != 1:
+            return "FAILED does not wait, or twice"
+        if not is_late and not waits_first(kernel.asm["ptx"], access):
             return "FAILED touches global memory, or lets the next kernel begin, before it waits for the kernel before"
-    if source.fn.__name__ in COPY_WIDELY and NARROW_COPY.search(kernel.asm["ptx"]):
+    is_wide = source.fn.__name__ in COPY_WIDELY and not is_late  # what adapters add is too small for it
+    if is_wide and NARROW_COPY.search(kernel.asm["ptx"]):
         return "FAILED copies less than 16 bytes at a time"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -168,6 +176,11 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     waits = ", waits first" if is_early else ""
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}{waits}"
+
+
+def is_given(source: ASTSource, name: str) -> bool:
+    """True if the kernel is compiled for such a tensor, not for None."""
+    return bool(source.signature[name] != "constexpr")
 
 
 def waits_first(ptx: str, access: re.Pattern[str]) -> bool:
@@ -201,6 +214,30 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
+
+
+def adapted_weight(size: int, parts: tuple[int, ...], max_rank: int, rows: SlotRows) -> AdaptedWeight:
+    """One of eight slots."""
+    tiles, outputs, first_size = max_rank // TILE_RANK, sum(parts), len(parts) * TILE_RANK * size
+    pool = zeros(8, tiles, first_size + outputs * TILE_RANK)
+    first = pool[:, :, :first_size].unflatten(2, (len(parts), TILE_RANK, size))
+    second = pool[:, :, first_size:].unflatten(2, (outputs, TILE_RANK))
+    pieces = lora_ops.part_tiles(parts, torch.device("cpu"))
+    matrices = SlotMatrices(first, second, torch.zeros(8, dtype=torch.int32), parts, pieces)
+    return AdaptedWeight(triton_small.OPS, zeros(outputs, size), matrices, rows)
+
+
+def adapted(hidden: int, projected: tuple[int, ...], intermediate: int, max_rank: int) -> None:
+    """A layer's products with adapters, in steps of few rows and of many."""
+    ops = lora_ops.OPS.linear
+    for tokens in (1, 32, 64, 500):
+        rows = lora_ops.OPS.rows_by_slot(torch.zeros(tokens, dtype=torch.int32), 8)
+        over = partial(adapted_weight, max_rank=max_rank, rows=rows)
+        x = zeros(tokens, hidden)
+        normed, _ = ops.linear_add_norm(x, over(hidden, (hidden,)), None, x, x[0], 1e-6, True)
+        ops.linear(normed, over(hidden, projected), None)
+        gated = ops.gated_linear(normed, over(hidden, (intermediate, intermediate)), None, "silu")
+        ops.linear_add_norm(gated, over(intermediate, (hidden,)), None, x, x[0], 1e-6, True)
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -425,6 +462,8 @@ def all_calls() -> list[Callable[[], None]]:
         partial(latent_attention, torch.float32, 5, (256, 32, 64, 64), False),
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
+        partial(adapted, 4096, (4096, 1024, 1024), 14336, 16),
+        partial(adapted, 1024, (2048, 1024, 1024), 3072, 64),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, KV_FP8, sliding_window=100),
         partial(attention, torch.float16, (7, 1, 80), 32),

@@ -32,6 +32,7 @@ from app.kernels.gemm import (
     LinearOps,
     materialize,
 )
+from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -89,11 +90,14 @@ def multiply(
 @triton.jit(do_not_specialize=["T"])
 def small_linear_kernel(
     p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
+    p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot, stride_tile, end_0, end_1, end_2,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
-    ACT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    ACT: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS."""
-    if EARLY:
+    """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS.
+    p_hidden: low-rank products are added, of which the kernel before computes the first half, and reads x itself."""
+    if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     m_m, m_n = o_m[:, None] < T, o_n < N
@@ -111,6 +115,19 @@ def small_linear_kernel(
         b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
             b_up += tl.load(p_bias + N + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+    if p_hidden is not None:
+        if EARLY:
+            tl.extra.cuda.gdc_wait()
+        i_n = tl.program_id(0) * BN
+        b_acc = add_low_rank(
+            b_acc, o_m, o_n, m_n, i_n, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+            stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
+        )  # fmt: skip
+        if GATED:
+            b_up = add_low_rank(
+                b_up, o_m, N + o_n, m_n, N + i_n, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+                stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
+            )  # fmt: skip
     if GATED:
         # Rounded in between, as where the two are written and read again.
         b_acc = b_acc.to(p_x.dtype.element_ty).to(tl.float32)
@@ -123,13 +140,14 @@ def small_linear_kernel(
 @triton.jit(do_not_specialize=["T"])
 def small_linear_add_kernel(
     p_x, p_weight, p_bias, p_residual, p_norm, p_shares, p_arrived, p_total, p_rows, p_squares, T, N, K, stride_x,
-    stride_residual,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    stride_residual, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot, stride_tile, end_0, end_1, end_2,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    RANKS: tl.constexpr, BR: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N, SPLITS of K): p_total [T, N] = x W^T + bias + residual; with p_norm [N] p_rows [T, N] =
-    p_total * p_norm and p_squares [T, tiles of N]. p_arrived [tiles of N] is zero before and after."""
-    if EARLY:
+    p_total * p_norm and p_squares [T, tiles of N]. p_arrived [tiles of N] is zero before and after. p_hidden: as in
+    small_linear_kernel."""
+    if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
     i_n, i_split = tl.program_id(0), tl.program_id(1)
     o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
@@ -155,6 +173,13 @@ def small_linear_add_kernel(
             b_acc += tl.load(p_shares + i * size + o, mask=m, other=0.0, cache_modifier=".cg")
     if p_bias is not None:
         b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+    if p_hidden is not None:
+        if EARLY:
+            tl.extra.cuda.gdc_wait()
+        b_acc = add_low_rank(
+            b_acc, o_m, o_n, m_n, i_n * BN, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+            stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
+        )  # fmt: skip
     b_acc = b_acc.to(p_total.dtype.element_ty).to(tl.float32)  # as where the product is written and read again
     b_residual = tl.load(p_residual + o_m[:, None] * stride_residual + o_n[None, :], mask=m, other=0.0)
     b_total = (b_acc + b_residual.to(tl.float32)).to(p_total.dtype.element_ty)
@@ -167,17 +192,18 @@ def small_linear_add_kernel(
         tl.store(p_squares + o_m * tl.num_programs(0) + i_n, tl.sum(b_total * b_total, 1), mask=o_m < T)
 
 
-def arrival_counters(device: torch.device) -> torch.Tensor:
+def arrival_counters(device: torch.device, user: str = "") -> torch.Tensor:
     """Zeros, int32 [_MOST_TILES], that the split products of a stream count in, one after another, and leave zero.
+    `user`: one whose launches may overlap with those of others, and so has zeros of its own.
 
     A graph counts in those of the stream it was captured on, so graphs must be replayed one after another, as they are
     on the one stream that a process computes on.
     """
-    return _counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    return _counters_of(device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0, user)
 
 
 @cache
-def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
+def _counters_of(device: torch.device, stream: int, user: str) -> torch.Tensor:
     # Made in a capture, they would be zero only once that graph was replayed.
     assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing(), "run once before capturing"
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
@@ -189,8 +215,10 @@ def small_linear(
     bias: torch.Tensor | None,
     tile: SmallTile,
     activation: GatedActivation | None = None,
+    low_rank: LowRankRows | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] (with an activation, gate and up: [2 N, K]) transposed: [T, N]."""
+    """x [T, K] times weight [N, K] (with an activation, gate and up: [2 N, K]) transposed: [T, N]. `low_rank` is added;
+    the launch before is the one that computes its first half."""
     assert tile.splits == 1, tile
     rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     num_rows, size = rows.shape
@@ -198,9 +226,9 @@ def small_linear(
     num_squares = 1 if squares is None else squares.shape[1]
     out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
     small_linear_kernel[(cdiv(columns, tile.columns),)](
-        rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps,
+        rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps, *arguments(low_rank),
         P=num_squares, BP=next_power_of_2(num_squares), GATED=activation is not None, ACT=activation or "silu",
-        **_options(rows, weight, columns, tile),
+        **constants(low_rank), **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
@@ -212,8 +240,10 @@ def small_linear_add(
     residual: torch.Tensor,
     tile: SmallTile,
     norm: tuple[torch.Tensor, float] | None = None,
+    low_rank: LowRankRows | None = None,
 ) -> tuple[DeferredNorm | None, torch.Tensor]:
-    """x [T, K] times weight [N, K], transposed, + residual [T, N] -> (its norm by (weight [N], eps), it)."""
+    """x [T, K] times weight [N, K], transposed, + residual [T, N] -> (its norm by (weight [N], eps), it). `low_rank`:
+    as in small_linear."""
     num_rows, size = x.shape
     columns, tiles = weight.shape[0], cdiv(weight.shape[0], tile.columns)
     assert size % (tile.depth * tile.splits) == 0, (size, tile)
@@ -231,7 +261,7 @@ def small_linear_add(
         x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total,
         deferred.rows if deferred else None,
         deferred.squares if deferred else None, num_rows, columns, size, x.stride(0), residual.stride(0),
-        SPLITS=tile.splits, **_options(x, weight, columns, tile),
+        *arguments(low_rank), SPLITS=tile.splits, **constants(low_rank), **_options(x, weight, columns, tile),
     )  # fmt: skip
     return deferred, total
 
@@ -322,11 +352,46 @@ def _serves(x: torch.Tensor, weight: torch.Tensor, most_rows: int) -> bool:
     return x.shape[0] <= most_rows and x.dtype in _DTYPES and weight.is_contiguous() and x.stride(1) == 1
 
 
+def plain_tile(x: Activations, weight: torch.Tensor) -> SmallTile | None:
+    """The tile of `linear`; None: cuBLAS."""
+    rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
+    return tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
+
+
+def activated_tile(x: Activations, weight: torch.Tensor) -> SmallTile | None:
+    """The tile of `gated_linear`; None: cuBLAS, then the activation."""
+    rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
+    if not _serves(rows, weight, MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS):
+        return None
+    return gated_tile(rows.shape[0], columns, size, is_deferred=isinstance(x, DeferredNorm))
+
+
+def added_tile(x: torch.Tensor, weight: torch.Tensor) -> SmallTile | None:
+    """The tile of `linear_add_norm`; None: cuBLAS, then sum and norm."""
+    return split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
+
+
+def add_and_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    tile: SmallTile,
+    norm: tuple[torch.Tensor, float],
+    may_defer: bool,
+    low_rank: LowRankRows | None = None,
+) -> tuple[Activations, torch.Tensor]:
+    """`linear_add_norm` by such a tile."""
+    # GPT-OSS's 2,880 too: its gate and experts read them, and a norm of its own takes 4.9 us.
+    is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype, _LEAST_TILE)
+    deferred, total = small_linear_add(x, weight, bias, residual, tile, norm if is_deferred else None, low_rank)
+    return deferred or rms_norm(total, *norm), total
+
+
 def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
     x = x.materialize() if isinstance(x, DeferredActivation) else x
-    rows, tile_of = _rows(x), deferred_tile if isinstance(x, DeferredNorm) else whole_tile
-    tile = tile_of(rows.shape[0], *weight.shape) if _serves(rows, weight, MOST_ROWS) else None
+    tile = plain_tile(x, weight)
     return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
 
 
@@ -334,12 +399,7 @@ def gated_linear(
     x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
     """The same as `reference.gated_linear`."""
-    rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
-    is_deferred = isinstance(x, DeferredNorm)
-    most_rows = MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS
-    tile = (
-        gated_tile(rows.shape[0], columns, size, is_deferred=is_deferred) if _serves(rows, weight, most_rows) else None
-    )
+    tile = activated_tile(x, weight)
     if tile is None:
         return act_and_mul(F.linear(materialize(x), weight, bias), activation)
     return small_linear(x, weight, bias, tile, activation)
@@ -356,13 +416,10 @@ def linear_add_norm(
 ) -> tuple[Activations, torch.Tensor]:
     """The same as `reference.linear_add_norm`, but the norm may be deferred."""
     x = materialize(x)
-    tile = split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
+    tile = added_tile(x, weight)
     if tile is None:
         return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
-    # GPT-OSS's 2,880 too: its gate and experts read them, and a norm of its own takes 4.9 us.
-    is_deferred = may_defer and may_defer_norm(weight.shape[0], x.dtype, _LEAST_TILE)
-    deferred, total = small_linear_add(x, weight, bias, residual, tile, (norm_weight, eps) if is_deferred else None)
-    return deferred or rms_norm(total, norm_weight, eps), total
+    return add_and_norm(x, weight, bias, residual, tile, (norm_weight, eps), may_defer)
 
 
 OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

@@ -10,11 +10,11 @@ its neighbours do not change (I6), and tokens without an adapter are not touched
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from app.kernels.gemm import Inputs
+from app.kernels.gemm import Inputs, LinearOps
 from app.kernels.kernel_table import KernelTable
 
 TILE_RANK = 16
@@ -60,11 +60,22 @@ class PartTiles(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
+class AdaptedWeight:
+    """A weight, of whatever kind its `ops` multiply by, and what the step's tokens add to its products."""
+
+    ops: LinearOps[Any]
+    weight: Any
+    matrices: SlotMatrices
+    rows: SlotRows
+
+
+@dataclass(slots=True, frozen=True)
 class LoraOps:
     """A device's implementation."""
 
     rows_by_slot: RowsBySlot
-    add_products: AddProducts
+    add_products: AddProducts  # to a product that stands
+    linear: LinearOps[AdaptedWeight]  # with the product itself, and what follows it
     part_tiles: PartTiles
 
 

@@ -8,6 +8,7 @@ import torch
 
 from app.kernels.gemm import Inputs, materialize
 from app.kernels.lora import LoraOps, SlotMatrices, SlotRows
+from app.kernels.lora.apart import ops_apart
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,4 +43,4 @@ def part_tiles(part_sizes: tuple[int, ...], device: torch.device) -> None:
     """None are needed."""
 
 
-OPS = LoraOps(rows_by_slot, add_products, part_tiles)
+OPS = LoraOps(rows_by_slot, add_products, ops_apart(add_products), part_tiles)

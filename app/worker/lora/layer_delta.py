@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from app.kernels.gemm import Inputs
-from app.kernels.lora import LoraOps, SlotMatrices, SlotRows
+from app.kernels.gemm import Inputs, LinearOps
+from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
 from app.layers.delta import Delta
 
 
@@ -20,6 +22,7 @@ class LayerDelta(Delta):
     """The low-rank products of one layer."""
 
     def __init__(self, matrices: SlotMatrices, ops: LoraOps, step: AdapterStep) -> None:
+        self.ops = ops.linear
         self._matrices = matrices
         self._add = ops.add_products
         self._step = step
@@ -29,7 +32,12 @@ class LayerDelta(Delta):
         """See Delta."""
         return self._step.rows is not None
 
-    def add(self, x: Inputs, y: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+    def over(self, ops: LinearOps[Any], weight: Any) -> AdaptedWeight:
         """See Delta."""
         assert self._step.rows is not None
-        return self._add(x, self._matrices, self._step.rows, y, in_place=in_place)
+        return AdaptedWeight(ops, weight, self._matrices, self._step.rows)
+
+    def add(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        """See Delta."""
+        assert self._step.rows is not None
+        return self._add(x, self._matrices, self._step.rows, y, in_place=True)

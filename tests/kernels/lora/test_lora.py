@@ -7,14 +7,17 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from app.kernels.gemm import DeferredNorm, Inputs
-from app.kernels.lora import NO_SLOT, TILE_RANK, LoraOps, SlotMatrices, reference, triton_ops
+from app.kernels.gemm import DeferredNorm, Inputs, LinearOps, materialize, triton_small
+from app.kernels.gemm import reference as plain_products
+from app.kernels.lora import NO_SLOT, TILE_RANK, AdaptedWeight, LoraOps, SlotMatrices, reference, triton_ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OPS = {"torch": reference.OPS, "triton": triton_ops.OPS}
+LINEAR: dict[str, LinearOps[torch.Tensor]] = {"torch": plain_products.OPS, "triton": triton_small.OPS}
 
 
 def matrices(
@@ -112,6 +115,56 @@ def test_a_token_has_the_same_bits_beside_others(name: str) -> None:
         slots[7] = 1
         found.append(ops.add_products(x, made, ops.rows_by_slot(slots, 3), y, in_place=False)[7])
     assert torch.equal(*found)
+
+
+def inputs(tokens: int, size: int, dtype: torch.dtype, *, is_deferred: bool) -> Inputs:
+    raw = torch.randn(tokens, size).to(DEVICE, dtype)
+    return DeferredNorm(raw, raw.float().square().unflatten(1, (4, -1)).sum(2), 1e-5) if is_deferred else raw
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "tiles"), [(1, [5], 1), (20, [16, 3, 0, 9], 1), (37, [40, 16], 3), (70, [12], 1)]
+)
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_products_with_what_follows_them(
+    name: str, tokens: int, ranks: list[int], tiles: int, is_deferred: bool
+) -> None:
+    """Whether the base product adds them itself or not: those of the weight that each token's adapter makes."""
+    ops, plain, size, columns = OPS[name], LINEAR[name], 256, 128
+    torch.manual_seed(tokens)
+    slots = slots_of(tokens, len(ranks), tokens)
+    base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), len(ranks))
+    x = inputs(tokens, size, DTYPES[-1], is_deferred=is_deferred)
+    residual, norm = (torch.randn(*shape).to(DEVICE, DTYPES[-1]) for shape in ((tokens, columns), (columns,)))
+
+    def over(*parts: int) -> tuple[AdaptedWeight, torch.Tensor, torch.Tensor]:
+        made = matrices(ops, size, parts, ranks, tiles, DTYPES[-1])
+        weight = (torch.randn(sum(parts), size) / size**0.5).to(DEVICE, DTYPES[-1])
+        bias = torch.randn(sum(parts)).to(DEVICE, DTYPES[-1])
+        product = materialize(x).double() @ weight.double().T + bias.double()
+        return AdaptedWeight(plain, weight, made, rows), bias, truth(materialize(x), made, slots, product)
+
+    def close(own: torch.Tensor, expected: torch.Tensor, bare: torch.Tensor) -> None:
+        assert (own.double() - expected).abs().max() < TOLERANCE[DTYPES[-1]] * max(1.0, float(expected.abs().max()))
+        assert torch.equal(own[base], bare[base]), "tokens without an adapter have the same bits"
+
+    weight, bias, expected = over(columns, 64)
+    close(ops.linear.linear(x, weight, bias), expected, plain.linear(x, weight.weight, bias))
+    weight, bias, expected = over(columns, columns)
+    own, bare = (
+        materialize(made.gated_linear(x, one, bias, "silu"))
+        for made, one in ((ops.linear, weight), (plain, weight.weight))
+    )
+    gate, up = expected.to(DTYPES[-1]).double().chunk(2, dim=1)
+    close(own, F.silu(gate) * up, bare if tokens <= 16 or name == "torch" else own)
+    weight, bias, expected = over(columns)
+    rest = materialize(x), bias, residual, norm, 1e-5, False
+    own, total = ops.linear.linear_add_norm(rest[0], weight, *rest[1:])
+    bare, bare_total = plain.linear_add_norm(rest[0], weight.weight, *rest[1:])
+    close(total, expected + residual.double(), bare_total)
+    close(materialize(own), F.rms_norm(expected + residual, (columns,), norm.double(), 1e-5), materialize(bare))
 
 
 def test_tokens_are_sorted_into_chunks() -> None:
