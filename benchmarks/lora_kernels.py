@@ -97,7 +97,7 @@ def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
 def check(layer: Layer, tokens: int, slots: list[int]) -> dict[str, float]:
     """Errors of each product against fp64, with adapters; whether tokens without one keep their bits."""
     x = make(tokens, layer.qkv.weight.shape[1])
-    squares = x.float().square().unflatten(1, (16, -1)).sum(2)
+    squares = x.float().square().view(tokens, 16, -1).sum(2)
     deferred = DeferredNorm(x, squares, EPS)
     normed = materialize(deferred).double()
     rows = OPS.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device="cuda"), SLOTS)

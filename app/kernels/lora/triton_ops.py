@@ -32,11 +32,11 @@ _APART = ops_apart(add_products)
 
 def linear(x: Inputs, weight: AdaptedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product, and what is added to it."""
-    x = materialize(x) if not isinstance(x, Activations) else x
+    x = x if isinstance(x, Activations) else materialize(x)
     tile = triton_small.plain_tile(x, weight.weight) if _is_plain(weight) else None
     if tile is None or not _fits(tile, weight):
         return _APART.linear(x, weight, bias)
-    hidden = _shrunk(x, weight)
+    hidden = shrink(x, weight.matrices, _rows(weight))
     return triton_small.small_linear(x, weight.weight, bias, tile, low_rank=_low_rank(hidden, weight))
 
 
@@ -44,13 +44,13 @@ def gated_linear(
     x: Activations, weight: AdaptedWeight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> GatedRows:
     """Gate and up with what is added to each, and their activation."""
+    rows = _rows(weight)
+    hidden = shrink(x, weight.matrices, rows)
     tile = triton_small.activated_tile(x, weight.weight) if _is_plain(weight) else None
-    if tile is not None and len(weight.rows.slots) <= triton_small.MOST_ROWS and _fits(tile, weight):
-        low_rank = _low_rank(hidden := _shrunk(x, weight), weight)
-        return triton_small.small_linear(x, weight.weight, bias, tile, activation, low_rank)
-    hidden = _shrunk(x, weight)
-    y = weight.ops.linear(x, weight.weight, bias)
-    return expand(hidden, weight.matrices, weight.rows, y, activation=activation)
+    if tile is None or len(rows.slots) > triton_small.MOST_ROWS or not _fits(tile, weight):
+        y = weight.ops.linear(x, weight.weight, bias)
+        return expand(hidden, weight.matrices, rows, y, activation=activation)
+    return triton_small.small_linear(x, weight.weight, bias, tile, activation, _low_rank(hidden, weight))
 
 
 def linear_add_norm(
@@ -63,16 +63,17 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The sum of the product, what is added to it and the residual, and that sum's norm."""
-    x = materialize(x) if _is_plain(weight) else x
-    tile = triton_small.added_tile(x, weight.weight) if _is_plain(weight) else None
-    if tile is None or not _fits(tile, weight):
+    own = materialize(x) if _is_plain(weight) else None
+    tile = None if own is None else triton_small.added_tile(own, weight.weight)
+    if own is None or tile is None or not _fits(tile, weight):
         return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
-    hidden = _shrunk(x, weight)
+    hidden = shrink(own, weight.matrices, _rows(weight))
     low_rank = _low_rank(hidden, weight)
-    return triton_small.add_and_norm(x, weight.weight, bias, residual, tile, (norm_weight, eps), may_defer, low_rank)
+    return triton_small.add_and_norm(own, weight.weight, bias, residual, tile, (norm_weight, eps), may_defer, low_rank)
 
 
 def _is_plain(weight: AdaptedWeight) -> bool:
+    """True if our products of few rows may make it."""
     return weight.ops is triton_small.OPS
 
 
@@ -82,14 +83,13 @@ def _fits(tile: SmallTile, weight: AdaptedWeight) -> bool:
     return len(sizes) <= MOST_PARTS and all(size % tile.columns == 0 for size in sizes)
 
 
-def _shrunk(x: Inputs, weight: AdaptedWeight) -> Hidden:
+def _rows(weight: AdaptedWeight) -> SortedTokens:
     assert isinstance(weight.rows, SortedTokens)
-    return shrink(x, weight.matrices, weight.rows)
+    return weight.rows
 
 
 def _low_rank(hidden: Hidden, weight: AdaptedWeight) -> LowRankRows:
-    rows, matrices = weight.rows, weight.matrices
-    assert isinstance(rows, SortedTokens)
+    rows, matrices = _rows(weight), weight.matrices
     return LowRankRows(
         hidden.values, rows.slots, rows.present, matrices.second, matrices.num_tiles, matrices.part_sizes
     )
