@@ -22,10 +22,9 @@ from app.kernels.lora import TILE_RANK, SlotMatrices
 from app.kernels.lora.triton_sort import SortedTokens
 from app.kernels.quick_launch import quick_launch
 
-_MOST_SPLITS = 16
+_MOST_SPLITS = {16: 16, 64: 8}  # by the tokens of a chunk
 _LEAST_DEPTH = 256  # of a split's inputs
 _DEPTH = 128  # inputs that a program reads at a time
-_PROGRAMS = 512  # more of them are not split further
 _MOST_COUNTED = 4096  # chunks and blocks of ranks, where the inputs are split
 
 
@@ -109,7 +108,7 @@ def shrink(x: Inputs, matrices: SlotMatrices, rows: SortedTokens) -> Hidden:
     num_tokens, num_chunks, height = len(x), rows.chunks.shape[1], rows.chunk_size
     width = TILE_RANK if height == TILE_RANK else next_power_of_2(parts * TILE_RANK)
     blocks = tiles * cdiv(parts * TILE_RANK, width)
-    depth, splits = _depth_and_splits(size, 0 if x.dtype == torch.float32 else num_chunks * blocks)
+    depth, splits = _depth_and_splits(size, _MOST_SPLITS[16 if x.dtype == torch.float32 else height])
     splits = splits if num_chunks * blocks <= _MOST_COUNTED else 1
     hidden = torch.empty(num_tokens, parts, tiles * TILE_RANK, dtype=first.dtype, device=x.device)
     shares = arrived = None
@@ -127,15 +126,13 @@ def shrink(x: Inputs, matrices: SlotMatrices, rows: SortedTokens) -> Hidden:
     return Hidden(hidden, shares)
 
 
-def _depth_and_splits(size: int, programs: int) -> tuple[int, int]:
-    """Inputs that a program reads at a time, and parts that all of them are cut into, where there are so many programs
-    of whole inputs."""
+def _depth_and_splits(size: int, most: int) -> tuple[int, int]:
+    """Inputs that a program reads at a time, and parts that all of them are cut into: for any number of tokens the
+    same, so that a start knows all kernels."""
     depth = _DEPTH
     while depth > TILE_RANK and size % depth:
         depth //= 2
     splits = 1
-    while splits < _MOST_SPLITS and size % (2 * splits * depth) == 0 and size >= 2 * splits * _LEAST_DEPTH:
-        if 2 * splits * programs > _PROGRAMS:
-            break
+    while splits < most and size % (2 * splits * depth) == 0 and size >= 2 * splits * _LEAST_DEPTH:
         splits *= 2
     return depth, splits

@@ -87,7 +87,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         state=state,
         head=head,
         features=features,
-        warm_up=WarmUp(config, plan, forward, device, shares_prefixes=cascade is not None),
+        warm_up=WarmUp(config, plan, forward, device, features, shares_prefixes=cascade is not None),
         cascade=cascade,
         graphs=graphs,
         notes=_notes(model, cascade),

@@ -49,7 +49,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
-    features = create_features(FeatureContext(config, forward, state, pooling))
+    features = WorkerFeatures([*create_features(FeatureContext(config, forward, state, pooling)), *head.features])
     budget = step_budget(config, info, ctx.max_model_len)
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
     task = PoolingParams(task=pooling.raw_task)
@@ -59,8 +59,8 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         forward=forward,
         state=state,
         head=head,
-        features=WorkerFeatures([*features, *head.features]),
-        warm_up=WarmUp(config, plan, forward, device, pooling=task),
+        features=features,
+        warm_up=WarmUp(config, plan, forward, device, features, pooling=task),
         notes=[f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}", *describe_scales(model.attention_layers)],
     )
 

@@ -7,7 +7,9 @@ and run the graphs, kernels and numbers that they would run without the feature.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,11 +17,10 @@ from numpy.typing import NDArray
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.errors import CheckpointError
-from app.kernels.lora import LORA_OPS, NO_SLOT, SlotMatrices
+from app.kernels.lora import LORA_OPS, NO_SLOT
 from app.layers.context import HiddenStates
 from app.layers.linear import Linear
 from app.loading.adapters import AdapterReader
-from app.platforms import platform_of
 from app.records.adapter import AdapterAsk
 from app.records.step import NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
@@ -28,8 +29,6 @@ from app.worker.lora.slot_pool import SlotPool
 from app.worker.lora.slot_table import SlotTable
 from app.worker.rows.step_inputs import StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
-
-MANY_TOKENS = 512  # enough for the kernels of prefills
 
 
 class Adapters(WorkerFeature):
@@ -136,6 +135,14 @@ class Adapters(WorkerFeature):
         """The layers are done; a proposer's own have no adapters."""
         self._step.rows = None
 
+    @contextmanager
+    def stand_in(self, num_tokens: int) -> Iterator[None]:
+        """See WorkerFeature: all tokens have the adapter in slot 0."""
+        slots = torch.zeros(num_tokens, dtype=torch.int32, device=self._device)
+        self._step.rows = self._ops.rows_by_slot(slots, self._pool.num_slots)
+        yield
+        self._step.rows = None
+
     # ---- memory
 
     def weights_leave(self) -> None:
@@ -149,23 +156,6 @@ class Adapters(WorkerFeature):
                 if digest in self._loaded:  # else its rows are done
                     self._pool.fill(slot, self._loaded[digest])
 
-    def warm(self) -> None:
-        """Compile the kernels of all layers, of few tokens and of many."""
-        slots = torch.zeros(MANY_TOKENS, dtype=torch.int32, device=self._device)
-        shapes: dict[object, SlotMatrices] = {}
-        for layer in self._pool.layers:
-            matrices = self._pool.matrices(layer)
-            shapes.setdefault((matrices.first.shape, matrices.part_sizes), matrices)
-        for count in (1, MANY_TOKENS):
-            rows = self._ops.rows_by_slot(slots[:count], self._pool.num_slots)
-            for matrices in shapes.values():
-                x, y = (
-                    matrices.first.new_zeros(count, width)
-                    for width in (matrices.first.shape[-1], sum(matrices.part_sizes))
-                )
-                for in_place in (True, False):
-                    self._ops.add_products(x, matrices, rows, y, in_place=in_place)
-
 
 def create(context: FeatureContext) -> Adapters | None:
     """The feature, where adapters are enabled."""
@@ -175,12 +165,9 @@ def create(context: FeatureContext) -> Adapters | None:
     layers = [module for module in model.modules() if isinstance(module, Linear) and module.takes_delta]
     device, dtype = context.state.device, context.forward.dtype
     reader = AdapterReader(model, dtype, context.elsewhere())
-    made = Adapters(
+    return Adapters(
         reader,
         SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device),
         context.state.inputs,
         config.max_lora_rank,
     )
-    if platform_of(device).is_async:
-        made.warm()
-    return made

@@ -9,6 +9,7 @@ calls each hook in one order, and only those that a feature overrides: a hook th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,6 +73,11 @@ class WorkerFeature:
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The step's hidden states, before the head reads them. Captured like `inputs`."""
 
+    def stand_in(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Within it, layers find what a step of so many tokens with the feature's `part` would give them, though no
+        request asked for it: its kernels are compiled then, and its memory measured."""
+        return nullcontext()
+
     def logits(self, view: StepView, logits: torch.Tensor) -> None:
         """Change the fp32 logits [T, V] of a step over static tensors, before tokens are drawn from them. Captured."""
 
@@ -116,6 +122,7 @@ class WorkerFeatures:
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
         self._inputs, self._hidden, self._logits = map(self._overriding, ("inputs", "hidden", "logits"))
         self._after, self._report = map(self._overriding, ("after", "report"))
+        self.standing_in = self._overriding("stand_in")
         self._optional = tuple(feature for feature in self._all if feature.part)
 
     @property
@@ -215,6 +222,13 @@ class WorkerFeatures:
         for feature in self._hidden:
             if not feature.part or feature.part in parts:
                 feature.hidden(view, hidden)
+
+    def stand_in(self, num_tokens: int) -> ExitStack:
+        """Within it, layers compute as in a step of so many tokens with all optional parts that change them."""
+        with ExitStack() as stack:
+            for feature in self.standing_in:
+                stack.enter_context(feature.stand_in(num_tokens))
+            return stack.pop_all()
 
     def logits(self, view: StepView, logits: torch.Tensor, parts: frozenset[str]) -> torch.Tensor:
         """Logits [T, V] of a step with these parts, as the features change them: in fp32 then, and a copy."""

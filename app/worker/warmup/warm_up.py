@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from app.records.pooling_params import PoolingParams
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.static_step import StaticStep
 from app.worker.model_runner import ModelRunner
+from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.warmup.dummy_step import draw, dummy_forward, launch_static, run_requests
 from app.worker.warmup.plan import DummyStep, WarmupPlan
 
@@ -30,6 +32,7 @@ class WarmUp:
     plan: WarmupPlan
     forward: ForwardPass
     device: torch.device
+    features: WorkerFeatures
     shares_prefixes: bool = False
     pooling: PoolingParams | None = None  # what the plan's prompts ask for; None: they generate
 
@@ -66,6 +69,8 @@ class WarmUp:
         if static is not None:
             launch_static(static)
         for step in self.plan.compile:
+            if self.features.standing_in:
+                self._forward(step, with_parts=True)
             hidden = self._forward(step)
             if self.forward.link.is_last:
                 draw(self.forward.logits(hidden[: len(step.counts)].contiguous()))
@@ -75,7 +80,7 @@ class WarmUp:
         if self.plan.largest is None:
             self._run_prompts(runner, self.plan.prompts)
             return
-        hidden = self._forward(self.plan.largest)
+        hidden = self._forward(self.plan.largest, with_parts=True)
         if self.forward.link.is_last:
             logits = self.forward.logits(hidden[: len(self.plan.largest.counts)].contiguous())
             logits.softmax(dim=-1).sort(dim=-1)  # what top_p needs
@@ -94,8 +99,9 @@ class WarmUp:
         if (runtime := platform_of(self.device).runtime) is not None:
             runtime.synchronize(self.device)
 
-    def _forward(self, step: DummyStep) -> torch.Tensor:
-        return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
+    def _forward(self, step: DummyStep, *, with_parts: bool = False) -> torch.Tensor:
+        with self.features.stand_in(sum(step.counts)) if with_parts else nullcontext():
+            return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
 
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
         outputs = run_requests(runner, prompts, self.config.block_size, self._num_groups, self.pooling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,9 @@ from app.errors import CheckpointError
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.cuda_graphs import cascade_sizes, graph_sizes, telling_sizes
 from app.worker.graphs.static_step import StaticStep
+from app.worker.lora.adapters import Adapters
+from app.worker.lora.layer_delta import LayerDelta
+from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.warmup.plan import compiled_steps, generation_plan, pooling_plan
 from app.worker.warmup.warm_up import WarmUp, fitting
 from tests.tiny_models import tiny_model
@@ -90,11 +94,39 @@ def test_what_is_launched_can_be_run() -> None:
     config = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
     forward, state = runner._forward, runner._state
     caches, tokens = [cache.clone() for cache in forward.cache.tensors], state.flat_token_ids.clone()
-    WarmUp(config, generation_plan(config, 64, on_gpu=True, compiles=True), forward, CPU).launch(
+    WarmUp(config, generation_plan(config, 64, on_gpu=True, compiles=True), forward, CPU, runner._features).launch(
         StaticStep(forward, state, runner._features, graph_sizes(config))
     )
     assert all(torch.equal(cache, before) for cache, before in zip(forward.cache.tensors, caches, strict=True))
     assert torch.equal(state.flat_token_ids[:-1], tokens[:-1])  # nobody reads where draws go
+
+
+@torch.inference_mode()
+def test_every_step_is_launched_with_adapters_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that none of their kernels is compiled in the midst of traffic; the largest step is measured with them."""
+    driver = Driver(str(tiny_model("llama")), num_blocks=64, enable_lora=True)
+    runner = driver.worker._runner
+    assert runner is not None
+    sorted_tokens: list[int] = []
+    (adapters,) = runner._features.standing_in
+    assert isinstance(adapters, Adapters)
+    rows_by_slot = adapters._ops.rows_by_slot
+    ops = replace(
+        adapters._ops, rows_by_slot=lambda slots, n: sorted_tokens.append(len(slots)) or rows_by_slot(slots, n)
+    )
+    monkeypatch.setattr(adapters, "_ops", ops)
+    products: list[object] = []
+    over = LayerDelta.over
+    monkeypatch.setattr(LayerDelta, "over", lambda *given: products.append(given[0]) or over(*given))
+    config = EngineConfig(model="m", max_num_seqs=8, max_num_batched_tokens=64)
+    plan = generation_plan(config, 64, on_gpu=True, compiles=True)
+    warm_up = WarmUp(config, plan, runner._forward, CPU, runner._features)
+    warm_up.launch(None)
+    assert sorted_tokens == [sum(step.counts) for step in plan.compile]
+    assert len(products) == len(plan.compile) * len(set(products))
+    warm_up.largest(runner)
+    assert sorted_tokens[-1] == 64
+    assert adapters._step.rows is None
 
 
 def test_nothing_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +145,7 @@ def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.
     monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda _: nullcontext())
     config = EngineConfig(model="m", tensor_parallel_size=ranks, executor="local_processes")
     plan = generation_plan(config, 64, on_gpu=True, compiles=True)
-    warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"))
+    warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"), WorkerFeatures([]))
     with pytest.raises(RuntimeError, match="no memory") if ranks > 1 else nullcontext():
         warm_up.compile(None)
 
