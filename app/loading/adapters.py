@@ -28,20 +28,40 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(slots=True, frozen=True)
 class LayerPair:
-    """The two matrices of one part of a layer, this rank's shares of them; the factor is in the second."""
+    """The two matrices of one part of a layer, this rank's shares of them, as the file holds them: nothing is copied
+    but to where it will lie."""
 
+    module: str  # its name in the checkpoint
     layer: Linear
     part: str  # its name in the layer, "" of one that has but one
     first: torch.Tensor  # [r, K]
     second: torch.Tensor  # [N, r]
+    scale: float  # of the product
+
+    def first_into(self, target: torch.Tensor, ranks: slice) -> None:
+        """Some rows of the first matrix. CheckpointError: they are no numbers in the target's type."""
+        target.copy_(self.first[ranks])
+        self._expect_numbers(target, "lora_A")
+
+    def second_into(self, target: torch.Tensor, ranks: slice) -> None:
+        """Some columns of the second one, with the factor. CheckpointError as above."""
+        second = self.second[:, ranks]
+        second = second if second.dtype in (target.dtype, torch.float32) else second.float()
+        torch.mul(second, self.scale, out=target)
+        self._expect_numbers(target, "lora_B")
+
+    def _expect_numbers(self, tensor: torch.Tensor, name: str) -> None:
+        low, high = tensor.aminmax()  # several times as fast as to ask each
+        if not (low.isfinite() and high.isfinite()):
+            what = f"holds numbers that are none, or too large for {str(tensor.dtype).removeprefix('torch.')}"
+            raise CheckpointError(f"{self.module}.{name}.weight {what}", param=PARAM)
 
 
 class AdapterReader:
     """Reads adapters for one model. `elsewhere`: names of tensors that other stages' layers are filled from."""
 
-    def __init__(self, model: EngineModel, dtype: torch.dtype, elsewhere: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: EngineModel, elsewhere: frozenset[str] = frozenset()) -> None:
         self._model = model
-        self._dtype = dtype
         self._elsewhere = elsewhere
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
 
@@ -61,18 +81,19 @@ class AdapterReader:
                 self._check_sizes(module, layer, part, entry.first.shape[1], rows.shape[0])
 
     def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
-        """The matrices of an adapter that was checked, whose file of weights holds `content`. CheckpointError names a
-        tensor whose numbers are none."""
+        """The matrices of an adapter that was checked, whose file of weights holds `content`: they are views of it."""
         return [pair for entry in files.modules.values() for pair in self._of_module(files, entry, content)]
 
     def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
-        first, second = (self._read(entry.module, one, content) for one in (entry.first, entry.second))
-        second = second * entry.scale
+        first, second = (self._read(one, content) for one in (entry.first, entry.second))
         places = self._places(entry.module, second.t() if files.config.is_transposed else second)
         for name, rows in places.items():
             layer, part = self._layer(entry.module, name)
             if layer is not None:
-                yield self._pair(entry.module, layer, part, first, rows.whole())
+                outputs, inputs = layer.output_shares[part], layer.input_share
+                own = rows.whole()[outputs.start : outputs.start + outputs.size]
+                first_own = first[:, inputs.start : inputs.start + inputs.size]
+                yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
 
     def _places(self, module: str, second: torch.Tensor) -> Mapping[str, StoredTensor]:
         """Our names of the parts that a module of the checkpoint becomes, with their rows."""
@@ -104,25 +125,14 @@ class AdapterReader:
             what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
             raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
 
-    def _pair(self, module: str, layer: Linear, part: str, first: torch.Tensor, second: torch.Tensor) -> LayerPair:
-        outputs, inputs = layer.output_shares[part], layer.input_share
-        first = first[:, inputs.start : inputs.start + inputs.size].to(self._dtype)
-        second = second[outputs.start : outputs.start + outputs.size].to(self._dtype)
-        for name, tensor in (("lora_A", first), ("lora_B", second)):
-            if not tensor.isfinite().all():
-                what = f"holds numbers that are none, or too large for {str(self._dtype).removeprefix('torch.')}"
-                raise CheckpointError(f"{module}.{name}.weight {what}", param=PARAM)
-        return LayerPair(layer, part, first, second)
-
     @staticmethod
-    def _read(module: str, entry: TensorEntry, content: bytearray) -> torch.Tensor:
-        """fp32."""
+    def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
         dtype = _TYPES[entry.dtype]
         count = (entry.end - entry.begin) // dtype.itemsize
         data = torch.frombuffer(memoryview(content)[entry.begin : entry.end], dtype=torch.uint8)
         if data.data_ptr() % dtype.itemsize:  # a header of odd length
             data = data.clone()
-        return data.view(dtype)[:count].float().view(entry.shape)
+        return data.view(dtype)[:count].view(entry.shape)
 
 
 def _kind(layer: QuantizedLayer) -> str:

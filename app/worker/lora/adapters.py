@@ -164,7 +164,7 @@ def create(context: FeatureContext) -> Adapters | None:
         return None
     layers = [module for module in model.modules() if isinstance(module, Linear) and module.takes_delta]
     device, dtype = context.state.device, context.forward.dtype
-    reader = AdapterReader(model, dtype, context.elsewhere())
+    reader = AdapterReader(model, context.elsewhere())
     return Adapters(
         reader,
         SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device),

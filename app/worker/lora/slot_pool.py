@@ -87,7 +87,8 @@ class SlotPool:
         return SlotMatrices(first, second, self._num_tiles, place.part_sizes, tiles)
 
     def on_host(self, pairs: Sequence[LayerPair]) -> torch.Tensor:
-        """An adapter as it will lie in its slot [tiles, width], in host memory that the device copies by itself."""
+        """An adapter as it will lie in its slot [tiles, width], in host memory that the device copies by itself.
+        CheckpointError names a tensor whose numbers are none."""
         tiles = max(-(-len(pair.first) // TILE_RANK) for pair in pairs) if pairs else 1
         pinned = platform_of(self._device).is_async
         rows = torch.zeros(tiles, self._width, dtype=self._slots.dtype, pin_memory=pinned)
@@ -98,8 +99,8 @@ class SlotPool:
             for tile in range(-(-rank // TILE_RANK)):
                 ranks = slice(tile * TILE_RANK, min((tile + 1) * TILE_RANK, rank))
                 count = ranks.stop - ranks.start
-                place.firsts(rows[tile])[part, :count] = pair.first[ranks]
-                place.seconds(rows[tile])[start : start + len(pair.second), :count] = pair.second[:, ranks]
+                pair.first_into(place.firsts(rows[tile])[part, :count], ranks)
+                pair.second_into(place.seconds(rows[tile])[start : start + len(pair.second), :count], ranks)
         return rows
 
     def fill(self, slot: int, rows: torch.Tensor) -> None:
