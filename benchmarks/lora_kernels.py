@@ -19,9 +19,9 @@ import torch
 
 from app.kernels.fused.reference import act_and_mul, rms_norm
 from app.kernels.gemm import DeferredNorm, LinearOps, materialize, triton_small
-from app.kernels.lora import NO_SLOT, TILE_RANK, AdaptedWeight, LoraOps, SlotMatrices, triton_ops
+from app.kernels.lora import NO_SLOT, TILE_RANK, AdaptedWeight, LoraOps, SlotMatrices, SlotRows, triton_ops
 
-EPS, LAYERS, SLOTS, REPLAYS = 1e-6, 8, 8, 9
+EPS, LAYERS, SLOTS, REPLAYS = 1e-6, 16, 8, 9
 SHAPES = {"llama-8b": (4096, (4096, 1024, 1024), 14336), "qwen3-0.6b": (1024, (2048, 1024, 1024), 3072)}
 OPS: LoraOps = triton_ops.OPS
 
@@ -70,13 +70,14 @@ class Layer:
         self.down = Product.random(inner, (hidden,), rank)
         self.norm = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
 
-    def run(self, x: Any, residual: torch.Tensor, slots: torch.Tensor | None) -> tuple[Any, torch.Tensor]:
-        """Normed x and the residual -> the next ones. `slots`: None for the products alone."""
-        rows = None if slots is None else OPS.rows_by_slot(slots, SLOTS)
-        return self.of_rows(x, residual, rows)
+    def sorted(self, slots: list[int]) -> SlotRows:
+        """A step's tokens."""
+        matrices = self.qkv.matrices
+        own = torch.tensor(slots, dtype=torch.int32, device="cuda")
+        return OPS.rows_by_slot(own, matrices.num_tiles, matrices.first.shape[1])
 
-    def of_rows(self, x: Any, residual: torch.Tensor, rows: Any) -> tuple[Any, torch.Tensor]:
-        """The same for tokens that are sorted."""
+    def run(self, x: Any, residual: torch.Tensor, rows: SlotRows | None) -> tuple[Any, torch.Tensor]:
+        """Normed x and the residual -> the next ones. `rows`: None for the products alone."""
         ops: LinearOps[Any] = triton_small.OPS if rows is None else OPS.linear
 
         def over(product: Product) -> Any:
@@ -100,7 +101,7 @@ def check(layer: Layer, tokens: int, slots: list[int]) -> dict[str, float]:
     squares = x.float().square().view(tokens, 16, -1).sum(2)
     deferred = DeferredNorm(x, squares, EPS)
     normed = materialize(deferred).double()
-    rows = OPS.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device="cuda"), SLOTS)
+    rows = layer.sorted(slots)
     base = torch.tensor([slot == NO_SLOT for slot in slots], device="cuda")
     inner = make(tokens, layer.down.weight.shape[1])
 
@@ -131,13 +132,12 @@ def check(layer: Layer, tokens: int, slots: list[int]) -> dict[str, float]:
 def graph_us(layers: list[Layer], tokens: int, slots: list[int] | None) -> float:
     """Microseconds of a layer."""
     x, residual = make(tokens, layers[0].qkv.weight.shape[1]), make(tokens, layers[0].qkv.weight.shape[1])
-    own = None if slots is None else torch.tensor(slots, dtype=torch.int32, device="cuda")
+    rows = None if slots is None else layers[0].sorted(slots)
 
     def step() -> None:
-        rows = None if own is None else OPS.rows_by_slot(own, SLOTS)
         state: tuple[Any, torch.Tensor] = (x, residual)
         for layer in layers:
-            state = layer.of_rows(*state, rows)
+            state = layer.run(*state, rows)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import zlib
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ import pytest
 import torch
 
 from app.backends import PROPOSERS
+from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
+from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import MantaError
+from app.records.adapter import AdapterAsk
 from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams, StructuredOutputs
 from app.structured.sandboxed_compile import SandboxedCompile
+from tests.adapters import pair as two_matrices
+from tests.adapters import write_adapter
 from tests.engine.core_driver import KEY, Results, run
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import decode_statically
@@ -45,6 +51,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "resumed": {"output_token_ids": [11, 12, 13]},
     "choice": {"choice_index": 3},
     "grammar": {"structured_outputs": StructuredOutputs(regex="([ -~]{2}|[0-9])*")},
+    "adapter": {"adapter": True},
 }
 MODES: dict[str, dict[str, Any]] = {
     "one step in flight": {"max_inflight_steps": 1},
@@ -55,6 +62,7 @@ MODES: dict[str, dict[str, Any]] = {
     "host tier": {"kv_host_memory_bytes": 1 << 18, "num_blocks": 16},
     "static steps": {"static": True},
     "drafts": {"drafts": True},
+    "adapters": {"enable_lora": True},
 }
 REFUSED: dict[frozenset[str], str] = {  # pair -> the words of its refusal
     frozenset({"no prefix cache", "host tier"}): "enable_prefix_caching",
@@ -104,6 +112,11 @@ def requests(names: list[tuple[str, ...]]) -> list[EngineRequest]:
         options: dict[str, Any] = {}
         for name in group:
             options.update(REQUESTS[name])
+        if options.pop("adapter", False):
+            options["asks"] = (
+                *options.get("asks", ()),
+                AdapterAsk("own", AdapterFiles.read(tiny_adapter(), 16).digest()),
+            )
         own = {key: options.pop(key) for key in OF_REQUEST & options.keys()}
         for half, length in enumerate((5, 14)):
             prompt = [(number * 31 + half * 7 + i * i) % 320 + 5 for i in range(length)]
@@ -112,9 +125,17 @@ def requests(names: list[tuple[str, ...]]) -> list[EngineRequest]:
     return made
 
 
+@cache
+def tiny_adapter() -> Path:
+    torch.manual_seed(1)
+    tensors = {name: tensor * 0.5 for name, tensor in two_matrices().items()}
+    return write_adapter(tiny_model("llama") / "adapter", tensors)
+
+
 def generate(names: list[tuple[str, ...]], *modes: str) -> Results:
     """The requests together, in an engine of these modes."""
-    options: dict[str, Any] = {"num_blocks": 400}
+    has_adapter = any("adapter" in group for group in names)
+    options: dict[str, Any] = {"num_blocks": 400, "enable_lora": has_adapter}
     for mode in modes:
         options.update(MODES[mode])
     static, drafts = options.pop("static", False), options.pop("drafts", False)
@@ -134,6 +155,8 @@ def generate(names: list[tuple[str, ...]], *modes: str) -> Results:
         try:
             if static:
                 decode_statically(executor._worker, [1, 2, 4, 8])
+            if has_adapter:
+                control.run(core, "load_adapter", {"name": "own", "path": str(tiny_adapter())})
             return run(core, requests(names))
         finally:
             core.shutdown()
@@ -168,7 +191,7 @@ def test_request_features_in_each_mode(mode: str, plain: Results) -> None:
 @pytest.mark.usefixtures("proposer")
 @pytest.mark.parametrize("pair", list(combinations(MODES, 2)), ids=" and ".join)
 def test_pairs_of_modes(pair: tuple[str, str], plain: Results) -> None:
-    names: list[tuple[str, ...]] = [("greedy",), ("penalties",), ("logprobs",), ("grammar",)]
+    names: list[tuple[str, ...]] = [("greedy",), ("penalties",), ("logprobs",), ("grammar",), ("adapter",)]
     why = REFUSED.get(frozenset(pair))
     if why is not None:
         with pytest.raises((MantaError, ValueError), match=why):
@@ -176,6 +199,12 @@ def test_pairs_of_modes(pair: tuple[str, str], plain: Results) -> None:
         return
     found = generate(names, *pair)
     assert found.tokens == {name: plain.tokens[name] for name in found.tokens}
+
+
+def test_the_adapter_changes_tokens(plain: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REQUESTS, "adapter", {})
+    base = generate([("adapter",)])
+    assert all(base.tokens[name] != plain.tokens[name] for name in base.tokens)
 
 
 def test_few_pairs_are_refused() -> None:

@@ -231,7 +231,8 @@ def adapted(hidden: int, projected: tuple[int, ...], intermediate: int, max_rank
     """A layer's products with adapters, in steps of few rows and of many."""
     ops = lora_ops.OPS.linear
     for tokens in (1, 32, 64, 500):
-        rows = lora_ops.OPS.rows_by_slot(torch.zeros(tokens, dtype=torch.int32), 8)
+        slots, num_tiles = torch.zeros(tokens, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+        rows = lora_ops.OPS.rows_by_slot(slots, num_tiles, max_rank // TILE_RANK)
         over = partial(adapted_weight, max_rank=max_rank, rows=rows)
         x = zeros(tokens, hidden)
         normed, _ = ops.linear_add_norm(x, over(hidden, (hidden,)), None, x, x[0], 1e-6, True)

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from triton import knobs
 
-from app import LLM, SamplingParams
+from app import LLM, LoRARequest, SamplingParams
+from benchmarks.lora import write_adapter
 from benchmarks.offline import make_llm, random_prompt
+from benchmarks.shapes import SHAPES
 
 SHAPE = sys.argv[1] if sys.argv[1:] else "llama-100m"
+RANKS = [int(rank) for rank in sys.argv[2:]]  # of adapters, which every other request has one of
+FOLDER = Path(tempfile.mkdtemp())
 loaded: list[str] = []
 
 
@@ -31,7 +37,13 @@ def ask(llm: LLM, lengths: list[int], choices: list[dict[str, Any]]) -> None:
         )
         for i in range(len(lengths))
     ]
-    llm.generate(prompts, params, use_tqdm=False)
+    llm.generate(prompts, params, use_tqdm=False, lora_request=adapters(len(lengths)) if RANKS else None)
+
+
+def adapters(count: int) -> list[LoRARequest | None]:
+    """Of so many requests; the first one has one."""
+    own = [LoRARequest(str(rank), 1, str(FOLDER / str(rank))) for rank in RANKS]
+    return [own[i // 2 % len(own)] if i % 2 == 0 else None for i in range(count)]
 
 
 def main() -> None:
@@ -43,7 +55,10 @@ def main() -> None:
         {"logprobs": 3},
         {"presence_penalty": 0.5, "top_p": 0.8},
     ]
-    with make_llm(SHAPE, gpu_memory_utilization=0.3) as llm:
+    for rank in RANKS:
+        write_adapter(FOLDER / str(rank), SHAPES[SHAPE], rank)
+    options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": max(RANKS)} if RANKS else {}
+    with make_llm(SHAPE, gpu_memory_utilization=0.3, **options) as llm:
         print(f"BEFORE {len(loaded)}")
         loaded.clear()
         for length in (3, 17, 100, 200, 300, 400, 512, 8000):

@@ -15,9 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.launch import next_power_of_2
+
 TILE_RANK = 16
 MOST_PARTS = 4
-_MOST_RANKS = 128  # that are multiplied at a time
+_MOST_RANKS = {32: 128, 64: 64}  # that are multiplied at a time, by rows: as many as there are registers for
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,54 +28,67 @@ class LowRankRows:
 
     hidden: torch.Tensor  # [T, P, tiles * TILE_RANK]: of each part of the outputs
     slots: torch.Tensor  # int32 [T]; negative: the row gets nothing
-    present: torch.Tensor  # int32 [1 + S]: how many slots rows have, and these
+    jobs: torch.Tensor  # int32 [2 J + 1]: the slot (-1: no job), then the tile of each job; how many jobs there are
     second: torch.Tensor  # [S, tiles, N, TILE_RANK]
-    num_tiles: torch.Tensor  # int32 [S] that are filled
     part_sizes: tuple[int, ...]  # outputs of each of P parts, MOST_PARTS at most
 
 
 @triton.jit
+def fetch_low_rank(i_n, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN: tl.constexpr):
+    """Have the second matrices of outputs from i_n on brought into the cache, a line of 128 bytes for 4 outputs."""
+    o_n = i_n + tl.arange(0, BN // 4)[:, None] * 4
+    for i_j in range(0, tl.load(p_jobs + 2 * num_jobs), 8):
+        o_j = i_j + tl.arange(0, 8)[None, :]
+        b_slot = tl.maximum(tl.load(p_jobs + o_j), 0).to(tl.int64)
+        p_line = p_second + b_slot * stride_slot + tl.load(p_jobs + num_jobs + o_j) * stride_tile + o_n * 16
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_line.to(tl.int64)], dtype=tl.int32, is_pure=False,
+            pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def add_low_rank(
-    b_acc, o_m, o_n, m_n, i_out, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot, stride_tile,
-    end_0, end_1, end_2,
-    PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    b_acc, o_m, o_n, m_n, i_out, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot, stride_tile, end_0,
+    end_1, end_2, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BM, BN] + the low-rank products of rows o_m in the outputs o_n, which are of one part, the one of output
-    i_out; rows without a slot keep their bits."""
-    b_slot = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
+    i_out; rows without a slot keep their bits. Some jobs at a time: in each, the rows of other slots are zero."""
+    b_row = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
     i_part = (i_out >= end_0).to(tl.int32) + (i_out >= end_1).to(tl.int32) + (i_out >= end_2).to(tl.int32)
+    o_r = tl.arange(0, BR)
     b_more = tl.zeros_like(b_acc)
-    for i in range(0, tl.load(p_present)):
-        slot = tl.load(p_present + 1 + i)
-        ranks = tl.load(p_num_tiles + slot) * 16
-        p_matrix = p_second + slot.to(tl.int64) * stride_slot
-        m_m = (b_slot == slot)[:, None]
-        for i_r in tl.static_range(0, RANKS, BR):
-            o_r = i_r + tl.arange(0, BR)[None, :]
-            p_h = p_hidden + (o_m[:, None] * PARTS + i_part) * RANKS + o_r
-            p_b = p_matrix + (o_r // 16) * stride_tile + o_n[:, None] * 16 + o_r % 16
-            b_h = tl.load(p_h, mask=m_m & (o_r < ranks), other=0.0)
-            b_b = tl.load(p_b, mask=m_n[:, None] & (o_r < ranks), other=0.0)
-            b_more = tl.dot(b_h, tl.trans(b_b), b_more, input_precision=PRECISION)
-    return tl.where((b_slot >= 0)[:, None], b_acc + b_more, b_acc)
+    for i_j in tl.range(0, tl.load(p_jobs + 2 * num_jobs), BR // 16, num_stages=2):
+        b_slot = tl.load(p_jobs + i_j + o_r // 16)
+        b_tile = tl.load(p_jobs + num_jobs + i_j + o_r // 16)
+        p_h = p_hidden + (o_m[:, None] * PARTS + i_part) * RANKS + (b_tile * 16 + o_r % 16)[None, :]
+        o_b = b_slot.to(tl.int64) * stride_slot + b_tile * stride_tile + o_r % 16
+        m_r = (b_slot >= 0)[None, :]
+        b_h = tl.load(p_h, mask=(b_row[:, None] == b_slot[None, :]) & m_r, other=0.0)
+        b_b = tl.load(p_second + o_n[:, None] * 16 + o_b[None, :], mask=m_n[:, None] & m_r, other=0.0)
+        b_more = tl.dot(b_h, tl.trans(b_b), b_more, input_precision=PRECISION)
+    return tl.where((b_row >= 0)[:, None], b_acc + b_more, b_acc)
 
 
 def arguments(rows: LowRankRows | None) -> tuple[torch.Tensor | int | None, ...]:
     """What the kernels are given of it, in their order."""
     if rows is None:
-        return (*(None,) * 5, *(0,) * 5)
-    tensors = rows.hidden, rows.slots, rows.present, rows.second, rows.num_tiles
+        return (None, None, None, 0, None, *(0,) * 5)
     ends = list(accumulate(rows.part_sizes))
     ends += ends[-1:] * (MOST_PARTS - len(ends))
-    return (*tensors, rows.second.stride(0), rows.second.stride(1), *ends[:-1])
+    num_jobs, second = len(rows.jobs) // 2, rows.second
+    return (rows.hidden, rows.slots, rows.jobs, num_jobs, second, second.stride(0), second.stride(1), *ends[:-1])
 
 
 def constants(rows: LowRankRows | None) -> dict[str, int]:
     """What the kernels are compiled for of it."""
     if rows is None:
         return {"PARTS": 1, "RANKS": TILE_RANK, "BR": TILE_RANK}
-    _, parts, ranks = rows.hidden.shape
-    size = TILE_RANK
-    while 2 * size <= _MOST_RANKS and size < ranks:
-        size *= 2
-    return {"PARTS": parts, "RANKS": ranks, "BR": size}
+    num_rows, parts, ranks = rows.hidden.shape
+    most = _MOST_RANKS[32 if num_rows <= 32 else 64]
+    return {"PARTS": parts, "RANKS": ranks, "BR": ranks_at_a_time(num_rows, len(rows.second), ranks, most)}
+
+
+def ranks_at_a_time(num_rows: int, num_slots: int, ranks: int, most: int) -> int:
+    """Ranks of all jobs that there can be, as a power of two of at least a tile's, or `most`."""
+    return min(most, max(TILE_RANK, next_power_of_2(min(num_rows, num_slots) * ranks)))

@@ -32,7 +32,7 @@ from app.kernels.gemm import (
     LinearOps,
     materialize,
 )
-from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants
+from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants, fetch_low_rank
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -90,7 +90,7 @@ def multiply(
 @triton.jit(do_not_specialize=["T"])
 def small_linear_kernel(
     p_x, p_weight, p_bias, p_squares, p_out, T, N, K, stride_x, eps,
-    p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot, stride_tile, end_0, end_1, end_2,
+    p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot, stride_tile, end_0, end_1, end_2,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -99,6 +99,10 @@ def small_linear_kernel(
     p_hidden: low-rank products are added, of which the kernel before computes the first half, and reads x itself."""
     if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
+    if EARLY and p_hidden is not None:
+        fetch_low_rank(tl.program_id(0) * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
+        if GATED:
+            fetch_low_rank(N + tl.program_id(0) * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     m_m, m_n = o_m[:, None] < T, o_n < N
     if p_squares is not None:  # before the loop, so that they are on their way with the weight
@@ -120,12 +124,12 @@ def small_linear_kernel(
             tl.extra.cuda.gdc_wait()
         i_n = tl.program_id(0) * BN
         b_acc = add_low_rank(
-            b_acc, o_m, o_n, m_n, i_n, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+            b_acc, o_m, o_n, m_n, i_n, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
             stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
         )  # fmt: skip
         if GATED:
             b_up = add_low_rank(
-                b_up, o_m, N + o_n, m_n, N + i_n, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+                b_up, o_m, N + o_n, m_n, N + i_n, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
                 stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
             )  # fmt: skip
     if GATED:
@@ -140,7 +144,7 @@ def small_linear_kernel(
 @triton.jit(do_not_specialize=["T"])
 def small_linear_add_kernel(
     p_x, p_weight, p_bias, p_residual, p_norm, p_shares, p_arrived, p_total, p_rows, p_squares, T, N, K, stride_x,
-    stride_residual, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot, stride_tile, end_0, end_1, end_2,
+    stride_residual, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot, stride_tile, end_0, end_1, end_2,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
     RANKS: tl.constexpr, BR: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -150,6 +154,8 @@ def small_linear_add_kernel(
     if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
     i_n, i_split = tl.program_id(0), tl.program_id(1)
+    if EARLY and p_hidden is not None:
+        fetch_low_rank(i_n * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
     o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     m_n = o_n < N
     m = (o_m[:, None] < T) & m_n[None, :]
@@ -177,7 +183,7 @@ def small_linear_add_kernel(
         if EARLY:
             tl.extra.cuda.gdc_wait()
         b_acc = add_low_rank(
-            b_acc, o_m, o_n, m_n, i_n * BN, T, p_hidden, p_slots, p_present, p_second, p_num_tiles, stride_slot,
+            b_acc, o_m, o_n, m_n, i_n * BN, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
             stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
         )  # fmt: skip
     b_acc = b_acc.to(p_total.dtype.element_ty).to(tl.float32)  # as where the product is written and read again

@@ -39,8 +39,8 @@ class SlotRows(Protocol):
 class RowsBySlot(Protocol):
     """Sorts the tokens of a step."""
 
-    def __call__(self, slots: torch.Tensor, num_slots: int) -> SlotRows:
-        """slots int32 [T]: of each token, or NO_SLOT."""
+    def __call__(self, slots: torch.Tensor, num_tiles: torch.Tensor, most_tiles: int) -> SlotRows:
+        """slots int32 [T]: of each token, or NO_SLOT; num_tiles: see SlotMatrices."""
 
 
 class AddProducts(Protocol):

@@ -18,10 +18,10 @@ class TokensOfSlots(SlotRows):
     tokens: tuple[tuple[int, torch.Tensor], ...]  # (slot, int64 [n])
 
 
-def rows_by_slot(slots: torch.Tensor, num_slots: int) -> TokensOfSlots:
+def rows_by_slot(slots: torch.Tensor, num_tiles: torch.Tensor, most_tiles: int) -> TokensOfSlots:
     """Reads the slots: on a CPU they are there."""
     present = sorted(set(slots.tolist()) - {-1})
-    assert all(0 <= slot < num_slots for slot in present), present
+    assert all(0 <= slot < len(num_tiles) for slot in present), present
     return TokensOfSlots(tuple((slot, (slots == slot).nonzero()[:, 0]) for slot in present))
 
 

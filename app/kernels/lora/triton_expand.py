@@ -16,7 +16,7 @@ from app.kernels.lora.triton_shrink import Hidden
 from app.kernels.lora.triton_sort import SortedTokens
 from app.kernels.quick_launch import quick_launch
 
-COLUMNS = 128  # outputs of one program
+COLUMNS = 64  # outputs of one program
 _MOST_RANKS = 64  # that are multiplied at a time
 
 

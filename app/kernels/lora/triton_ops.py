@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from app.kernels.fused import GatedActivation
+from app.kernels.fused.triton_ops import add_rms_norm
 from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, materialize, triton_small
 from app.kernels.gemm.triton_low_rank import MOST_PARTS, LowRankRows
 from app.kernels.gemm.triton_small import SmallTile
@@ -18,6 +19,7 @@ from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
 from app.kernels.lora.triton_expand import COLUMNS, expand
 from app.kernels.lora.triton_shrink import Hidden, shrink
+from app.kernels.lora.triton_shrink_few import depth_of, shrink_few
 from app.kernels.lora.triton_sort import SortedTokens, rows_by_slot
 
 
@@ -34,23 +36,23 @@ def linear(x: Inputs, weight: AdaptedWeight, bias: torch.Tensor | None) -> torch
     """The product, and what is added to it."""
     x = x if isinstance(x, Activations) else materialize(x)
     tile = triton_small.plain_tile(x, weight.weight) if _is_plain(weight) else None
-    if tile is None or not _fits(tile, weight):
+    low_rank = _low_rank(x, weight, tile)
+    if tile is None or low_rank is None:
         return _APART.linear(x, weight, bias)
-    hidden = shrink(x, weight.matrices, _rows(weight))
-    return triton_small.small_linear(x, weight.weight, bias, tile, low_rank=_low_rank(hidden, weight))
+    return triton_small.small_linear(x, weight.weight, bias, tile, low_rank=low_rank[0])
 
 
 def gated_linear(
     x: Activations, weight: AdaptedWeight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> GatedRows:
     """Gate and up with what is added to each, and their activation."""
-    rows = _rows(weight)
-    hidden = shrink(x, weight.matrices, rows)
     tile = triton_small.activated_tile(x, weight.weight) if _is_plain(weight) else None
-    if tile is None or len(rows.slots) > triton_small.MOST_ROWS or not _fits(tile, weight):
-        y = weight.ops.linear(x, weight.weight, bias)
-        return expand(hidden, weight.matrices, rows, y, activation=activation)
-    return triton_small.small_linear(x, weight.weight, bias, tile, activation, _low_rank(hidden, weight))
+    low_rank = _low_rank(x, weight, tile)
+    if tile is not None and low_rank is not None:
+        return triton_small.small_linear(x, weight.weight, bias, tile, activation, low_rank[0])
+    rows = _rows(weight)
+    y = weight.ops.linear(x, weight.weight, bias)
+    return expand(shrink(x, weight.matrices, rows), weight.matrices, rows, y, activation=activation)
 
 
 def linear_add_norm(
@@ -63,13 +65,17 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The sum of the product, what is added to it and the residual, and that sum's norm."""
-    own = materialize(x) if _is_plain(weight) else None
-    tile = None if own is None else triton_small.added_tile(own, weight.weight)
-    if own is None or tile is None or not _fits(tile, weight):
+    if not _is_plain(weight):
         return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
-    hidden = shrink(own, weight.matrices, _rows(weight))
-    low_rank = _low_rank(hidden, weight)
-    return triton_small.add_and_norm(own, weight.weight, bias, residual, tile, (norm_weight, eps), may_defer, low_rank)
+    x = materialize(x)
+    tile = triton_small.added_tile(x, weight.weight)
+    low_rank = _low_rank(x, weight, tile)
+    if tile is not None and low_rank is not None:
+        norm = norm_weight, eps
+        return triton_small.add_and_norm(x, weight.weight, bias, residual, tile, norm, may_defer, low_rank[0])
+    if tile is not None:
+        return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
+    return add_rms_norm(_APART.linear(x, weight, bias), residual, norm_weight, eps)
 
 
 def _is_plain(weight: AdaptedWeight) -> bool:
@@ -77,22 +83,22 @@ def _is_plain(weight: AdaptedWeight) -> bool:
     return weight.ops is triton_small.OPS
 
 
-def _fits(tile: SmallTile, weight: AdaptedWeight) -> bool:
-    """True if no program of the base product computes outputs of two parts."""
-    sizes = weight.matrices.part_sizes
-    return len(sizes) <= MOST_PARTS and all(size % tile.columns == 0 for size in sizes)
+def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> tuple[LowRankRows, Hidden] | None:
+    """What a base product with this tile adds, and what must live until it is launched; None: there is no such
+    product, as where one program of it would compute outputs of two parts."""
+    rows, matrices = _rows(weight), weight.matrices
+    depth = depth_of(matrices.first.shape[-1])
+    if tile is None or depth is None or len(rows.slots) > triton_small.MOST_ROWS:
+        return None
+    if len(matrices.part_sizes) > MOST_PARTS or any(size % tile.columns for size in matrices.part_sizes):
+        return None
+    hidden = shrink_few(x, matrices, rows, depth)
+    return LowRankRows(hidden.values, rows.slots, rows.jobs, matrices.second, matrices.part_sizes), hidden
 
 
 def _rows(weight: AdaptedWeight) -> SortedTokens:
     assert isinstance(weight.rows, SortedTokens)
     return weight.rows
-
-
-def _low_rank(hidden: Hidden, weight: AdaptedWeight) -> LowRankRows:
-    rows, matrices = _rows(weight), weight.matrices
-    return LowRankRows(
-        hidden.values, rows.slots, rows.present, matrices.second, matrices.num_tiles, matrices.part_sizes
-    )
 
 
 def part_tiles(part_sizes: tuple[int, ...], device: torch.device) -> torch.Tensor:

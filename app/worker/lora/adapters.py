@@ -129,7 +129,7 @@ class Adapters(WorkerFeature):
 
     def inputs(self, view: StepView) -> None:
         """Sort the step's tokens by their adapters."""
-        self._step.rows = self._ops.rows_by_slot(view.of_tokens("adapter_slot"), self._pool.num_slots)
+        self._step.rows = self._pool.sorted(self._ops, view.of_tokens("adapter_slot"))
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The layers are done; a proposer's own have no adapters."""
@@ -139,7 +139,7 @@ class Adapters(WorkerFeature):
     def stand_in(self, num_tokens: int) -> Iterator[None]:
         """See WorkerFeature: all tokens have the adapter in slot 0."""
         slots = torch.zeros(num_tokens, dtype=torch.int32, device=self._device)
-        self._step.rows = self._ops.rows_by_slot(slots, self._pool.num_slots)
+        self._step.rows = self._pool.sorted(self._ops, slots)
         yield
         self._step.rows = None
 

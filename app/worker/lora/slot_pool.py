@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.lora import LORA_OPS, TILE_RANK, SlotMatrices
+from app.kernels.lora import LORA_OPS, TILE_RANK, LoraOps, SlotMatrices, SlotRows
 from app.layers.linear import Linear
 from app.loading.adapters import LayerPair
 from app.platforms import platform_of
@@ -68,6 +68,10 @@ class SlotPool:
     def num_slots(self) -> int:
         """Adapters that have room."""
         return len(self._slots)
+
+    def sorted(self, ops: LoraOps, slots: torch.Tensor) -> SlotRows:
+        """A step's tokens by their slots int32 [T]."""
+        return ops.rows_by_slot(slots, self._num_tiles, self._slots.shape[1])
 
     @property
     def num_bytes(self) -> int:

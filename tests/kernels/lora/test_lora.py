@@ -77,7 +77,7 @@ def test_products_are_those_of_each_tokens_slot(name: str, case: int, dtype: tor
     ops, slots = OPS[name], slots_of(tokens, len(ranks), case)
     made = matrices(ops, size, parts, ranks, tiles, dtype)
     x, y = (torch.randn(tokens, width).to(DEVICE, dtype) for width in (size, sum(parts)))
-    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), len(ranks))
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), made.num_tiles, tiles)
     before, expected = y.clone(), truth(x, made, slots, y)
     out = ops.add_products(x, made, rows, y, in_place=False)
     assert torch.equal(y, before), "y was to stay"
@@ -93,7 +93,7 @@ def test_a_deferred_norm_is_divided(name: str) -> None:
     ops, size = OPS[name], 64
     made = matrices(ops, size, (48,), [16, 16], 1, torch.float32)
     slots = [0, -1, 1, 1]
-    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), 2)
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), made.num_tiles, 1)
     y = torch.zeros(4, 48, device=DEVICE)
     raw = torch.randn(4, size, device=DEVICE) * 3
     deferred: Inputs = DeferredNorm(raw, raw.square().unflatten(1, (4, -1)).sum(2), 1e-5)
@@ -113,7 +113,7 @@ def test_a_token_has_the_same_bits_beside_others(name: str) -> None:
     for others in (0, 2):
         slots = torch.full((tokens,), others, dtype=torch.int32, device=DEVICE)
         slots[7] = 1
-        found.append(ops.add_products(x, made, ops.rows_by_slot(slots, 3), y, in_place=False)[7])
+        found.append(ops.add_products(x, made, ops.rows_by_slot(slots, made.num_tiles, 1), y, in_place=False)[7])
     assert torch.equal(*found)
 
 
@@ -135,7 +135,8 @@ def test_products_with_what_follows_them(
     torch.manual_seed(tokens)
     slots = slots_of(tokens, len(ranks), tokens)
     base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
-    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), len(ranks))
+    num_tiles = torch.tensor([-(-rank // TILE_RANK) for rank in ranks], dtype=torch.int32, device=DEVICE)
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), num_tiles, tiles)
     x = inputs(tokens, size, DTYPES[-1], is_deferred=is_deferred)
     residual, norm = (torch.randn(*shape).to(DEVICE, DTYPES[-1]) for shape in ((tokens, columns), (columns,)))
 
@@ -169,7 +170,8 @@ def test_products_with_what_follows_them(
 
 def test_tokens_are_sorted_into_chunks() -> None:
     slots = slots_of(150, 5, 1)
-    made = triton_ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), 5)
+    num_tiles = torch.tensor([2, 1, 0, 3, 1], dtype=torch.int32, device=DEVICE)
+    made = triton_ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), num_tiles, 3)
     order = made.order.tolist()
     assert order == sorted(range(150), key=lambda token: slots[token])
     covered = []
@@ -178,3 +180,6 @@ def test_tokens_are_sorted_into_chunks() -> None:
         assert {slots[token] for token in order[first : first + count]} <= {slot}
         covered += order[first : first + count]
     assert covered == order
+    jobs, num_jobs = made.jobs[:-1].view(2, -1).T.tolist(), int(made.jobs[-1])
+    assert jobs[:num_jobs] == [[slot, tile] for slot in range(5) for tile in range(int(num_tiles[slot]))]
+    assert {slot for slot, _ in jobs[num_jobs:]} == {NO_SLOT}
