@@ -98,8 +98,9 @@ def shrink_few(x: Activations, matrices: SlotMatrices, rows: SortedTokens, depth
     hidden = torch.empty(num_rows, parts, ranks, dtype=first.dtype, device=x.device)
     shares = torch.empty(parts * slices * height * ranks, dtype=torch.float32, device=x.device)
     num_squares = 1 if squares is None else squares.shape[1]
+    arrived = arrival_counters(x.device, "shrink")
     shrink_few_kernel[(slices, parts)](
-        x, squares, first, matrices.num_tiles, rows.slots, rows.jobs, shares, arrival_counters(x.device, "shrink"), hidden, num_rows,
+        x, squares, first, matrices.num_tiles, rows.slots, rows.jobs, shares, arrived, hidden, num_rows,
         len(rows.jobs) // 2, size, eps, x.stride(0), first.stride(0), first.stride(1),
         PARTS=parts, Q=num_squares, BQ=next_power_of_2(num_squares), BM=height, BK=depth,
         BR=ranks_at_a_time(num_rows, num_slots, ranks, _MOST_RANKS), RANKS=ranks, SLICES=slices,
