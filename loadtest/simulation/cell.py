@@ -76,6 +76,7 @@ class Result:
     imbalance: float  # busiest replica's busy time / the mean of all
     mean_busy: float  # share of the time that replicas were busy, until the last request ended
     num_replaced: int
+    adapter_loads: float  # copies into slots, per request
     decision_us: float  # CPU of a decision, mean
     decision_p99_us: float
     events_us: float  # CPU to apply the KV events, per request
@@ -121,6 +122,7 @@ def _result(setting: Setting, trace: Trace, scale: Scale, fleet: Fleet) -> Resul
         imbalance=float(busy.max() / busy.mean()),
         mean_busy=float(busy.mean() / fleet.now),
         num_replaced=fleet.num_replaced,
+        adapter_loads=sum(replica.adapters.num_loads for replica in fleet.replicas.values()) / len(requests),
         decision_us=float(decision_us.mean()),
         decision_p99_us=float(np.percentile(decision_us, 99)),
         events_us=fleet.events_s / len(requests) * 1e6,

@@ -99,7 +99,7 @@ class Fleet:
     def _place(self, request: SimRequest, num_generated: int) -> None:
         num_known = request.prompt.num_tokens + num_generated
         # What it has generated is part of the prompt when it is placed again; its hashes are the engines' own.
-        query = RouteQuery(num_known, EXPECTED_TOKENS, request.prompt_hashes, request.session)
+        query = RouteQuery(num_known, EXPECTED_TOKENS, request.prompt_hashes, request.session, request.adapter)
         began = time.thread_time()
         decision = self._book.route(query)
         if decision is None:

@@ -16,6 +16,7 @@ from app.engine.kv_cache.block_pool import BlockPool
 from app.records.kv_events import KVEventLog
 from app.records.load_report import LoadReport
 from app.records.stats import EWMA_WEIGHT, TYPICAL_OUTPUT_TOKENS, EngineStats, StepCosts
+from loadtest.simulation.sim_adapters import SimAdapters
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traffic import BLOCK_SIZE, SimRequest
 
@@ -60,6 +61,7 @@ class SimReplica:
         self.num_computed_tokens = 0
         self.num_requests = 0  # that were submitted
         self.waiting: deque[Job] = deque()
+        self.adapters = SimAdapters()
         self._pool = BlockPool(num_blocks, self.events)
         self._speeds = speeds
         self._prefilling: list[Job] = []
@@ -109,6 +111,7 @@ class SimReplica:
         self._leap = 1 if self._chunks else self._decoding[0][0] - self._step
         context = self._context + decodes * (self._leap - 1) / 2
         self._began_s, self._step_s = now, self._speeds.step_s(prefill_s, decodes, context)
+        self._step_s += self.adapters.take_load_s()
         return now + self._leap * self._step_s
 
     def cut(self, now: float) -> float | None:
@@ -157,6 +160,7 @@ class SimReplica:
     def _finish(self, job: Job, found: Finished) -> None:
         self._publish(job, job.request.whole.num_tokens - 1)  # the last token is never fed back
         self._pool.free(job.blocks)
+        self.adapters.leave(job.request.adapter)
         self._mean_output += EWMA_WEIGHT * (job.request.num_output_tokens - self._mean_output)
         found.ended.append(job)
 
@@ -179,6 +183,9 @@ class SimReplica:
         passed: list[Job] = []
         while self.waiting and budget > 0 and len(self._prefilling) + len(self._decoding) < MAX_NUM_SEQS:
             job = self.waiting.popleft()
+            if not self.adapters.has_room(job.request.adapter):
+                passed.append(job)
+                continue
             prefix = self._find(job)
             hashes = job.request.whole.hashes
             most = (job.num_known - 1) // BLOCK_SIZE
@@ -189,6 +196,7 @@ class SimReplica:
             if needed > self._pool.num_free - sum(not self._pool.is_held(block) for block in prefix):
                 self.waiting.appendleft(job)
                 break
+            self.adapters.enter(job.request.adapter)
             self._pool.touch(prefix)
             job.blocks = prefix + self._pool.take(needed)
             job.num_published = len(prefix)
@@ -273,4 +281,5 @@ class SimReplica:
             prefill_token_s=self._costs.prefill_token_s,
             decode_step_s=self._costs.decode_step_s,
             model_revision="simulated",
+            adapters=self.adapters.state,
         )

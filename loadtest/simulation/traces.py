@@ -14,6 +14,7 @@ from loadtest.simulation.traffic import SimRequest, Text, Trace, answered
 ZIPF = 1.0  # popularity of the n-th prompt: n ** -ZIPF
 REQUESTS_PER_GROUP = 5.0
 NUM_BURSTS = 8
+NUM_ADAPTERS = 1000
 DEAD_SHARE = 0.125  # the part of the replicas that dies in `churn`
 
 
@@ -120,6 +121,18 @@ def bursts(rng: random.Random, num_requests: int, num_replicas: int) -> Trace:
     return Trace("bursts", _questions(rng, num_requests, sorted(times)))
 
 
+def adapters(rng: random.Random, num_requests: int, num_replicas: int) -> Trace:
+    """A thousand teams' adapters of one model, some far more popular than others, each with a short system prompt."""
+    systems = [Text().then(rng, rng.randint(256, 1024)) for _ in range(NUM_ADAPTERS)]
+    draw, roots = _zipf(rng, NUM_ADAPTERS), []
+    for i in range(num_requests):
+        team = draw()
+        prompt = systems[team].then(rng, rng.randint(64, 1024))
+        found = answered(rng, prompt, _outputs(rng), i / num_requests, session=f"team-{team}", adapter=f"{team:032x}")
+        roots.append(found)
+    return Trace("adapters", roots)
+
+
 def churn(rng: random.Random, num_requests: int, num_replicas: int) -> Trace:
     """The questions of `shared_prefix` while an eighth of the replicas die, one by one, and new ones come for them."""
     trace = shared_prefix(rng, num_requests, num_replicas)
@@ -135,6 +148,7 @@ TRACES: dict[str, Callable[[random.Random, int, int], Trace]] = {
     "documents": documents,
     "bursts": bursts,
     "churn": churn,
+    "adapters": adapters,
 }
 
 

@@ -36,6 +36,7 @@ class SimRequest:
     whole: Text
     at: float  # when a root is sent, as a share of the trace's length; about when, for others
     session: str = ""
+    adapter: str = ""  # digest, in hex digits; "": the base model
     delay: float = 0.0  # after the end of the request it follows, as a share of the trace's length
     then: list[SimRequest] = field(default_factory=list)
     number: int = -1
