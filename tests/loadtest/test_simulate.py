@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from app.deployments.routing.policies.prefix_aware import ADAPTER_LOAD_S
 from loadtest import simulate as command
 from loadtest.simulation.approximate_tree import ApproximateTree
 from loadtest.simulation.cell import Result, Setting, simulate
 from loadtest.simulation.fleet import Fleet
 from loadtest.simulation.replica import MAX_NUM_BATCHED_TOKENS
+from loadtest.simulation.sim_adapters import NUM_SLOTS, SimAdapters
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traces import TRACES, create_trace
 from loadtest.simulation.traffic import BLOCK_SIZE, SimRequest, Text, Trace, answered, reuse
@@ -130,6 +132,29 @@ def test_siblings_find_their_prefix_as_often_as_at_a_router_that_never_spreads(t
     tree, ours = (simulate(Setting(trace, 8, 0.4, policy, 16)) for policy in ("approximate_tree", "prefix_aware"))
     assert ours.hit_rate > tree.hit_rate - 0.02
     assert ours.ttft_p99_s < 1.1 * tree.ttft_p99_s
+
+
+def test_rows_have_as_many_adapters_as_there_are_slots() -> None:
+    adapters, digests = SimAdapters(), [f"{number:032x}" for number in range(NUM_SLOTS + 1)]
+    for digest in ("", *digests[:-1], digests[3]):
+        adapters.enter(digest)
+    assert adapters.has_room("")
+    assert adapters.has_room(digests[3])
+    assert not adapters.has_room(digests[-1])
+    assert set(adapters.state.running) == set(digests[:-1])
+    assert adapters.take_load_s() == pytest.approx(NUM_SLOTS * ADAPTER_LOAD_S)
+    adapters.leave(digests[3])
+    assert not adapters.has_room(digests[-1])
+    adapters.leave(digests[3])
+    adapters.enter(digests[-1])
+    assert adapters.num_loads == NUM_SLOTS + 1
+    assert adapters.take_load_s() == ADAPTER_LOAD_S
+
+
+def test_adapters_are_loaded_less_often_by_who_knows_where_they_are() -> None:
+    blind, ours = (simulate(Setting("adapters", 8, 0.4, policy, 24)) for policy in ("power_of_two", "prefix_aware"))
+    assert 0 < ours.adapter_loads < 0.9 * blind.adapter_loads
+    assert ours.ttft_p99_s < blind.ttft_p99_s
 
 
 def test_the_approximate_tree_keeps_no_more_than_a_cache_would() -> None:
