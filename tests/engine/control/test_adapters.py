@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,14 +48,14 @@ def load(core: EngineCore, directory: Path, name: str = "the adapter") -> Adapte
     return AdapterAsk(name, bytes.fromhex(digest))
 
 
-def load_beside(core: EngineCore, directory: Path, results: Results) -> AdapterAsk:
+def load_beside(core: EngineCore, directory: Path, results: Results, name: str = "the adapter") -> AdapterAsk:
     """The same while requests run."""
-    call = control.begin(core, "load_adapter", {"name": "the adapter", "path": str(directory)})
+    call = control.begin(core, "load_adapter", {"name": name, "path": str(directory)})
     while True:
         try:
             next(call)
         except StopIteration as done:
-            return AdapterAsk("the adapter", bytes.fromhex(done.value))
+            return AdapterAsk(name, bytes.fromhex(done.value))
         results.take(core.step())
 
 
@@ -154,6 +156,56 @@ def test_cycles_leave_nothing_behind(core: EngineCore, tmp_path: Path) -> None:
     assert core.adapters.loaded == {first.digest}
     assert run(core, [asking("last", first)]).tokens["last"] == expected
     assert_idle(core)
+
+
+@pytest.mark.parametrize(("cycles", "streams"), [(8, 6), pytest.param(1000, 64, marks=pytest.mark.slow)])
+def test_loads_under_streams(cycles: int, streams: int, tmp_path: Path) -> None:
+    """Adapters are loaded, replaced and unloaded while requests come and go: each request has the tokens of the adapter
+    that its name meant when it came, and nothing is left behind."""
+    config = EngineConfig(
+        model=str(tiny_model()), device="cpu", num_threads=1, num_blocks=1000, block_size=4, max_num_seqs=streams,
+        executor="in_process", enable_lora=True, max_loras=4, max_cpu_loras=6,
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
+    core.start()
+    directories, rng = [adapter(tmp_path / str(seed), seed) for seed in range(8)], random.Random(cycles)
+    expected: dict[bytes | None, list[int]] = {None: run(core, [asking("base", None)]).tokens["base"]}
+    for number, directory in enumerate(directories):
+        ask = load(core, directory)
+        expected[ask.digest] = run(core, [asking(f"alone {number}", ask)]).tokens[f"alone {number}"]
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "the adapters do not differ"
+    control.run(core, "unload_adapter", {"name": "the adapter"})
+    results, asked, known = Results(), dict[str, bytes | None](), dict[str, AdapterAsk]()
+    memory = []
+    for cycle in range(cycles):
+        name = f"name {rng.randrange(3)}"
+        if name in known and rng.random() < 0.3:
+            assert control.run(core, "unload_adapter", {"name": name}) is True
+            del known[name]
+        else:
+            while core.adapters.nameless and len(core.adapters.loaded) >= config.max_cpu_loras:
+                results.take(core.step())  # until those that go on for a request have gone
+            known[name] = load_beside(core, rng.choice(directories), results, name)
+        while len(asked) - len(results.final) < streams:
+            request_id = f"{cycle}/{len(asked)}"
+            ask = rng.choice([None, *known.values()])
+            asked[request_id] = None if ask is None else ask.digest
+            core.add_request(asking(request_id, ask))
+        for _ in range(rng.randrange(4)):
+            results.take(core.step())
+        memory.append(resident_bytes())
+    run(core, results=results)
+    wrong = [request_id for request_id, digest in asked.items() if results.tokens[request_id] != expected[digest]]
+    assert not wrong
+    assert core.adapters.loaded == {ask.digest for ask in known.values()}
+    assert not core.adapters.nameless
+    assert_idle(core)
+    assert max(memory) - memory[len(memory) // 10] < 64 << 20
+    core.shutdown()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_names_and_what_they_mean() -> None:
