@@ -17,7 +17,8 @@ from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.registry import OneOf
 
 AdapterName = Annotated[str, Field(min_length=1, max_length=256)]
-AdapterPath = Annotated[str, Field(pattern="^(/|tiny-chat-pirate$)", max_length=4096)]
+BUILT_IN_MODEL, BUILT_IN_ADAPTER = "tiny-chat", "tiny-chat-pirate"
+AdapterPath = Annotated[str, Field(pattern=f"^(/|{BUILT_IN_ADAPTER}$)", max_length=4096)]
 
 
 class ModelConfig(Frozen):
@@ -28,7 +29,8 @@ class ModelConfig(Frozen):
     adapters: dict[AdapterName, AdapterPath] = Field(
         {},
         description="Low-rank adapters (engine.enable_lora) by the name that requests give as `model`, each the "
-        "absolute path of a directory as PEFT writes it, on every node; tiny-chat-pirate is the built-in model's own.",
+        "absolute path of a directory as PEFT writes it, on every node. The built-in model is served with its own, "
+        "tiny-chat-pirate, where none is named.",
         max_length=1024,
     )
     engine: EngineConfig = EngineConfig()
@@ -82,6 +84,12 @@ class ModelConfig(Frozen):
     @classmethod
     def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return without_twins(names)
+
+    @property
+    def served_adapters(self) -> dict[str, str]:
+        """The adapters, or the built-in model's own."""
+        is_built_in = self.engine.enable_lora and self.engine.model == BUILT_IN_MODEL
+        return self.adapters or ({BUILT_IN_ADAPTER: BUILT_IN_ADAPTER} if is_built_in else {})
 
     @property
     def min_replicas(self) -> int:

@@ -23,7 +23,7 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
-        names = [name for model in self.models for name in (model.name, *model.aliases, *model.adapters)]
+        names = [name for model in self.models for name in (model.name, *model.aliases, *model.served_adapters)]
         double = {name for name in names if names.count(name) > 1}
         if double:
             raise ValueError(f"models: the name {sorted(double)[0]!r} is used twice")

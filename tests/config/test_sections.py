@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -45,3 +46,19 @@ def test_sections_are_closed_and_do_not_change(section: type[Frozen]) -> None:
     name, value = next(iter(section()))
     with pytest.raises(ValidationError, match="frozen"):
         setattr(section(), name, value)
+
+
+@pytest.mark.parametrize(
+    ("values", "served"),
+    [
+        ({"engine": {"model": "tiny-chat", "enable_lora": True}}, {"tiny-chat-pirate": "tiny-chat-pirate"}),
+        ({"engine": {"model": "tiny-chat", "enable_lora": True}, "adapters": {"a": "/b"}}, {"a": "/b"}),
+        ({"engine": {"model": "tiny-chat"}}, {}),
+        ({"engine": {"model": "/other", "enable_lora": True}}, {}),
+    ],
+)
+def test_the_built_in_model_is_served_with_its_adapter(values: dict[str, Any], served: dict[str, str]) -> None:
+    model = ModelConfig.model_validate({"name": "m", **values})
+    assert model.served_adapters == served
+    with pytest.raises(ValidationError, match="is used twice") if served else nullcontext():
+        ServeConfig(models=[model, ModelConfig(name=next(iter(served), "n"))])

@@ -40,7 +40,7 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     info = check_model(config.engine)
     _import_plugins(((TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)))
     check_tokenizer(tokenizer_directory(config.engine, info))
-    for directory in config.adapters.values():
+    for directory in config.served_adapters.values():
         AdapterFiles.read(directory, config.engine.max_lora_rank)
     if config.chat_template and not Path(config.chat_template).expanduser().is_file():
         raise ConfigError(

@@ -84,7 +84,8 @@ async function fillModels() {
   const wanted = picker.value || load(SETTINGS, {}).model;
   try {
     const models = await listModels();
-    picker.replaceChildren(...models.map((model) => new Option(model.id, model.id, false, model.id === wanted)));
+    const label = (model) => (model.parent ? `${model.id} (adapter of ${model.parent})` : model.id);
+    picker.replaceChildren(...models.map((model) => new Option(label(model), model.id, false, model.id === wanted)));
     log.querySelector(".notice")?.remove();
     if (refused) retry();
   } catch (error) {

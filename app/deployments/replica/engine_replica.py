@@ -322,7 +322,7 @@ def _start_engine(engine: ReplicaEngine, model: ModelConfig, index: int) -> Work
     name = f"{model.name}[{index}]"
     logger.info("%s: starting workers and loading %s", name, model.engine.model)
     info = engine.start()
-    for adapter, path in model.adapters.items():
+    for adapter, path in model.served_adapters.items():
         engine.control("load_adapter", {"name": adapter, "path": path}).result()
     for note in info.notes:
         logger.info("%s: %s", name, note)

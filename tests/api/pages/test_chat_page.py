@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.errors import EngineDeadError
+from app.records.adapter import AdapterAsk
 from tests.api.pages.browser import ENTER, ESCAPE, NULL, SHIFT, TAB, Browser
 from tests.limits import wait_until
 
@@ -224,6 +225,21 @@ def test_api_key(browser: Browser, client: Any, make_server: Callable[[Any], Any
     browser.call("POST", "/refresh", {})
     browser.wait_for("document.querySelector('#model').value === 'm'")
     assert browser.texts(".key-form") == []
+
+
+def test_an_adapter_is_picked(
+    browser: Browser, make_server: Callable[[Any], Any], application: Any, client: Any
+) -> None:
+    client.models["pirate"] = client.models["m"].adapted(AdapterAsk("pirate", b"0" * 16), "/pirate")
+    browser.open(make_server(application).url)
+    browser.wait_for("document.querySelector('#model').options.length === 3")
+    labels = "return [...document.querySelector('#model').options].map((option) => option.label)"
+    assert browser.run(labels) == ["m", "alias", "pirate (adapter of m)"]
+    browser.run("document.querySelector('#model').value = 'pirate'")
+    browser.type("#prompt", "Hi" + ENTER)
+    browser.wait_for("document.querySelectorAll('.figures').length === 1")
+    (request,) = client.requests
+    assert request.asked(AdapterAsk).name == "pirate"
 
 
 def test_api_key_in_the_settings(browser: Browser, make_server: Callable[[Any], Any], guarded: Any) -> None:
