@@ -167,6 +167,9 @@ class EngineConfig(Frozen):
     max_cpu_loras: int = Field(
         64, ge=1, le=1024, description="Adapters that may be loaded (enable_lora): each lies in host memory."
     )
+    lora_host_memory_bytes: int = Field(
+        0, ge=0, description="Most memory of the host that a worker's loaded adapters take (enable_lora); 0: any."
+    )
     max_lora_rank: int = Field(
         16, ge=1, le=512, description="Largest rank of an adapter (enable_lora); each of max_loras takes its memory."
     )

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
-from app.errors import CheckpointError
+from app.errors import CheckpointError, InvalidRequestError
 from app.kernels.lora import LORA_OPS, NO_SLOT
 from app.layers.context import HiddenStates
 from app.layers.linear import Linear
@@ -37,15 +37,18 @@ class Adapters(WorkerFeature):
     part = "lora"
     calls = ("check_adapter", "read_adapter", "adapter_is_read", "drop_adapter")
 
-    def __init__(self, reader: AdapterReader, pool: SlotPool, inputs: StepInputs, max_rank: int) -> None:
+    def __init__(
+        self, reader: AdapterReader, pool: SlotPool, inputs: StepInputs, max_rank: int, most_bytes: int
+    ) -> None:
         self._reader = reader
         self._pool = pool
-        self._max_rank = max_rank
+        self._max_rank, self._most_bytes = max_rank, most_bytes
         self._slots = SlotTable(pool.num_slots)
         self._slot_of_row = inputs.declare("adapter_slot", torch.int32, idle=NO_SLOT)
         self._of_row: dict[int, bytes] = {}
         self._loaded: dict[bytes, torch.Tensor] = {}  # on the host
         self._reading: dict[bytes, Future[torch.Tensor]] = {}  # on their way there
+        self._sizes: dict[bytes, int] = {}  # of both, in bytes
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._step = AdapterStep()
         device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
@@ -67,7 +70,15 @@ class Adapters(WorkerFeature):
         if digest in self._loaded or digest in self._reading:
             return
         files = self.check_adapter(directory)
+        self._check_memory(files.rank)
         self._reading[digest] = self._threads.submit(self._read, files, digest)
+        self._sizes[digest] = self._pool.host_bytes(files.rank)
+
+    def _check_memory(self, rank: int) -> None:
+        own, taken, most = self._pool.host_bytes(rank), sum(self._sizes.values()), self._most_bytes
+        if most and taken + own > most:
+            what = f"it takes {own:,} bytes, and those that are loaded {taken:,}: unload one"
+            raise InvalidRequestError(f"lora_path: lora_host_memory_bytes={most:,}: {what}", param="lora_path")
 
     def adapter_is_read(self, digest: bytes) -> bool:
         """True if rows may have the adapter. CheckpointError names what its numbers lack."""
@@ -80,6 +91,7 @@ class Adapters(WorkerFeature):
     def drop_adapter(self, digest: bytes) -> None:
         """Forget an adapter that no request has; of rows whose end the next step message tells, one may."""
         self._reading.pop(digest, None)
+        self._sizes.pop(digest, None)
         self._slots.drop(digest)
         self._loaded.pop(digest, None)
 
@@ -170,4 +182,5 @@ def create(context: FeatureContext) -> Adapters | None:
         SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device),
         context.state.inputs,
         config.max_lora_rank,
+        config.lora_host_memory_bytes,
     )

@@ -90,6 +90,10 @@ class SlotPool:
         first, second = place.firsts(self._slots), place.seconds(self._slots)
         return SlotMatrices(first, second, self._num_tiles, place.part_sizes, tiles)
 
+    def host_bytes(self, rank: int) -> int:
+        """Memory of the host that an adapter of this rank takes."""
+        return -(-rank // TILE_RANK) * self._width * self._slots.dtype.itemsize
+
     def on_host(self, pairs: Sequence[LayerPair]) -> torch.Tensor:
         """An adapter as it will lie in its slot [tiles, width], in host memory that the device copies by itself.
         CheckpointError names a tensor whose numbers are none."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
+from app.errors import InvalidRequestError
 from app.records.adapter import AdapterAsk
+from app.worker.lora.adapters import Adapters
 from tests.adapters import peft_adapter, peft_logits
 from tests.limits import wait_until
 from tests.models.families.expert_variants import EXPERT_VARIANTS
@@ -142,3 +144,21 @@ def test_slots_are_given_away_and_adapters_come_back(adapters: list[Path]) -> No
     driver.worker.call_feature("drop_adapter", asks[2].digest)
     again = load(driver, adapters[2])
     assert driver.run(runs([again]))[0].tokens == first[2]
+
+
+def test_adapters_take_no_more_host_memory_than_they_may(adapters: list[Path]) -> None:
+    """Of ranks 2, 8 and 16, which take a tile each, and 24, which takes two."""
+    driver = adapting(tiny_model())
+    load(driver, adapters[0])
+    assert driver.worker._parts is not None
+    (feature,) = (one for one in driver.worker._parts.features._all if isinstance(one, Adapters))
+    (held,) = (rows.nbytes for rows in feature._loaded.values())
+    driver = adapting(tiny_model(), lora_host_memory_bytes=3 * held - 1)
+    asks = [load(driver, adapter) for adapter in adapters[:2]]
+    for adapter in adapters[2:]:
+        with pytest.raises(InvalidRequestError, match="lora_host_memory_bytes"):
+            load(driver, adapter)
+    driver.worker.call_feature("drop_adapter", asks[0].digest)
+    load(driver, adapters[2])
+    with pytest.raises(InvalidRequestError, match="lora_host_memory_bytes"):
+        load(driver, adapters[3])
