@@ -128,10 +128,13 @@ def inputs(tokens: int, size: int, dtype: torch.dtype, *, is_deferred: bool) -> 
 )
 @pytest.mark.parametrize("is_deferred", [True, False])
 def test_products_with_what_follows_them(
-    name: str, tokens: int, ranks: list[int], tiles: int, is_deferred: bool
+    name: str, tokens: int, ranks: list[int], tiles: int, is_deferred: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the base product adds them itself or not: those of the weight that each token's adapter makes."""
     ops, plain, size, columns = OPS[name], LINEAR[name], 256, 128
+    halves: list[int] = []
+    shrink_few = triton_ops.shrink_few
+    monkeypatch.setattr(triton_ops, "shrink_few", lambda *given: halves.append(1) or shrink_few(*given))
     torch.manual_seed(tokens)
     slots = slots_of(tokens, len(ranks), tokens)
     base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
@@ -166,6 +169,8 @@ def test_products_with_what_follows_them(
     bare, bare_total = plain.linear_add_norm(rest[0], weight.weight, *rest[1:])
     close(total, expected + residual.double(), bare_total)
     close(materialize(own), F.rms_norm(expected + residual, (columns,), norm.double(), 1e-5), materialize(bare))
+    added = {1: (3, 2), 20: (3, 1), 37: (3, 2), 70: (0, 0)}[tokens][not is_deferred]
+    assert len(halves) == (added if name == "triton" else 0), "what the base product adds itself"
 
 
 def test_tokens_are_sorted_into_chunks() -> None:
