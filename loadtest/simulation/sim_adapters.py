@@ -46,5 +46,5 @@ class SimAdapters:
 
     @property
     def state(self) -> AdapterState:
-        """As its heartbeat tells it."""
+        """Returns what its heartbeat tells."""
         return AdapterState(num_slots=NUM_SLOTS, running=tuple(self._rows))

@@ -71,7 +71,7 @@ def add_low_rank(
 
 
 def arguments(rows: LowRankRows | None) -> tuple[torch.Tensor | int | None, ...]:
-    """What the kernels are given of it, in their order."""
+    """Returns the arguments that kernels take of it, in their order."""
     if rows is None:
         return (None, None, None, 0, None, *(0,) * 5)
     ends = list(accumulate(rows.part_sizes))
@@ -81,7 +81,7 @@ def arguments(rows: LowRankRows | None) -> tuple[torch.Tensor | int | None, ...]
 
 
 def constants(rows: LowRankRows | None) -> dict[str, int]:
-    """What the kernels are compiled for of it."""
+    """Returns the constants that kernels are compiled for."""
     if rows is None:
         return {"PARTS": 1, "RANKS": TILE_RANK, "BR": TILE_RANK}
     num_rows, parts, ranks = rows.hidden.shape

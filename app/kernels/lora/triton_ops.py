@@ -84,8 +84,8 @@ def _is_plain(weight: AdaptedWeight) -> bool:
 
 
 def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> tuple[LowRankRows, Hidden] | None:
-    """What a base product with this tile adds, and what must live until it is launched; None: there is no such
-    product, as where one program of it would compute outputs of two parts."""
+    """Returns the rows that a base product with this tile adds, and memory that must live until it is launched; None:
+    there is no such product, as where one program of it would compute outputs of two parts."""
     rows, matrices = _rows(weight), weight.matrices
     depth = depth_of(matrices.first.shape[-1])
     if tile is None or depth is None or len(rows.slots) > triton_small.MOST_ROWS:

@@ -88,7 +88,7 @@ def depth_of(size: int) -> int | None:
 
 
 def shrink_few(x: Activations, matrices: SlotMatrices, rows: SortedTokens, depth: int) -> Hidden:
-    """As `shrink`, of as many rows as one program has."""
+    """Does what `shrink` does, for as many rows as one program has."""
     first = matrices.first
     x, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     assert x.stride(1) == 1, "rows must be contiguous"
