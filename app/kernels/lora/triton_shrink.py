@@ -30,8 +30,8 @@ _MOST_COUNTED = 4096  # chunks and blocks of ranks, where the inputs are split
 
 @dataclass(slots=True, frozen=True)
 class Hidden:
-    """Holds what a step's tokens have between the two matrices. Memory that the launch itself needs stays as long as this:
-    the next launch may run beside it."""
+    """Holds what a step's tokens have between the two matrices. Memory that the launch needs stays as long as this: the
+    next launch may run beside it."""
 
     values: torch.Tensor  # [T, P, tiles * TILE_RANK], in the type of the matrices
     shares: torch.Tensor | None
