@@ -62,7 +62,7 @@ class Tiny:
     config: dict[str, Any]
     judge: Callable[[Sequence[MediaItem]], dict[str, torch.Tensor]]
     layout: Callable[[int, int], Layout]  # of a picture of so many rows and columns of patches
-    has_types: bool = True  # it wants to be told which tokens are pictures
+    types: str = "mm_token_type_ids"  # the argument that tells it which tokens are pictures; "": it wants none
     has_breaks: bool = False  # a token of text behind each row
 
 
@@ -185,7 +185,7 @@ MODELS: dict[str, Tiny] = {
         },
         _tiles,
         _tile_layout(16, several=False),
-        has_types=False,
+        types="",
     ),
     "pixtral": Tiny(
         "llava",
@@ -195,7 +195,7 @@ MODELS: dict[str, Tiny] = {
         },
         _of_any_size,
         _any_layout(1),
-        has_types=False,
+        types="",
         has_breaks=True,
     ),
     "mistral3": Tiny(
@@ -206,8 +206,19 @@ MODELS: dict[str, Tiny] = {
         },
         _of_any_size,
         _any_layout(2),
-        has_types=False,
+        types="",
         has_breaks=True,
+    ),
+    "gemma3": Tiny(
+        "gemma3",
+        {
+            **{"image_token_index": IMAGE, "mm_tokens_per_image": 4, "tie_word_embeddings": True},
+            "text_config": {**TEXT, "num_hidden_layers": 4, "sliding_window": 9, "sliding_window_pattern": 3},
+            "vision_config": EYES,
+        },
+        _tiles,
+        _tile_layout(4, several=False),
+        types="token_type_ids",
     ),
     "internvl": Tiny(
         "internvl",
@@ -218,7 +229,7 @@ MODELS: dict[str, Tiny] = {
         },
         _tiles,
         _tile_layout(4, several=True),
-        has_types=False,
+        types="",
     ),
     "internvl-6b": Tiny(
         "internvl",
@@ -232,21 +243,21 @@ MODELS: dict[str, Tiny] = {
         },
         _tiles,
         _tile_layout(4, several=True),
-        has_types=False,
+        types="",
     ),
     "smolvlm": Tiny(
         "smolvlm",
         {"image_token_id": IMAGE, "scale_factor": 2, "text_config": LLAMA, "vision_config": EYES},
         lambda items: {"pixel_values": _tiles(items)["pixel_values"].unsqueeze(0)},
         _tile_layout(4, several=True),
-        has_types=False,
+        types="",
     ),
     "idefics3": Tiny(
         "idefics3",
         {"image_token_id": IMAGE, "scale_factor": 2, "text_config": LLAMA, "vision_config": EYES},
         lambda items: {"pixel_values": _tiles(items)["pixel_values"].unsqueeze(0)},
         _tile_layout(4, several=True),
-        has_types=False,
+        types="",
     ),
 }
 
@@ -312,7 +323,7 @@ def judged(name: str, tokens: list[int], ask: MediaAsk, max_tokens: int) -> tupl
     first: torch.Tensor | None = None
     for _ in range(max_tokens):
         ids = torch.tensor([tokens + answer])
-        more = {"mm_token_type_ids": (ids == IMAGE).long()} if ask.items and MODELS[name].has_types else {}
+        more = {types: (ids == IMAGE).long()} if (types := MODELS[name].types) else {}
         with torch.inference_mode():
             logits = model(input_ids=ids, **seen, **more, use_cache=False).logits[0]
         first = logits if first is None else first

@@ -26,6 +26,7 @@ from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidR
 from app.records.adapter import AdapterAsk
 from app.records.engine_state import EngineState, HoldReason
 from app.records.kv_events import KVEventSink
+from app.records.media_info import MediaInfo
 from app.records.outputs import EngineOutput
 from app.records.parallel_plan import check_parallel_sizes
 from app.records.pooling_info import pooling_info, step_budget
@@ -95,6 +96,8 @@ class EngineCore:
             sink=self._kv_event_sink,
             connector=self.config.kv_connector,
         )
+        media = MediaInfo.of(self.info)
+        self._check_whole_items(media, budget)
         rules = StepRules(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
@@ -106,6 +109,7 @@ class EngineCore:
             prompt_time=self._prompt_time(worker_info),
             max_adapters=self.config.max_loras if self.config.enable_lora else 0,
             encoder_tokens=worker_info.encoder_tokens,
+            whole_items=media is not None and media.whole_tokens > 0,
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         self._grammars = _grammar_compiler(self.config, self.info)
@@ -123,6 +127,16 @@ class EngineCore:
             grammars=self._grammars,
         )
         return worker_info
+
+    def _check_whole_items(self, media: MediaInfo | None, budget: int) -> None:
+        """ConfigError where decodes may leave a picture that cannot be cut no step that holds it."""
+        least = self.config.max_num_seqs + (0 if media is None else media.whole_tokens)
+        if media is not None and media.whole_tokens and budget < least:
+            raise ConfigError(
+                f"max_num_batched_tokens={budget} is less than max_num_seqs={self.config.max_num_seqs} and a picture "
+                f"of {media.whole_tokens} tokens, which is computed in one step: set it to {least} or more",
+                param="max_num_batched_tokens",
+            )
 
     def _max_model_len(self) -> int:
         most = self.info.max_position_embeddings

@@ -106,19 +106,24 @@ class Attention(KVAttentionLayer):
             query = query * rotation.query_scale
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
-        out = self.ops.paged_attention(
-            query,
-            kv_cache,
-            meta,
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-            soft_cap=self.soft_cap,
-            kv_scales=scales,
-            **self._bias(),
-        )
+        out = self.attend(query, ctx)
         if self.gates_output:
             out = out * gate.sigmoid()
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
+
+    def attend(self, query: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """query [T, Hq, D] over the cache -> [T, Hq, D]."""
+        out: torch.Tensor = self.ops.paged_attention(
+            query,
+            ctx.kv_caches[self.layer_index],
+            ctx.attention[self.layer_index],
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            kv_scales=self.kv_scales,
+            **self._bias(),
+        )
+        return out
 
     def _bias(self) -> dict[str, HeadBias]:
         """Returns what the backend is given only where there is something to give."""

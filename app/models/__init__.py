@@ -35,7 +35,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "GPTNeoXForCausalLM": "app.models.families.gpt_neox:GPTNeoXForCausalLM",
         "Gemma2ForCausalLM": "app.models.families.gemma2:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "app.models.families.gemma3:Gemma3ForCausalLM",
-        "Gemma3ForConditionalGeneration": "app.models.families.gemma3:Gemma3ForCausalLM",  # text only
+        "Gemma3ForConditionalGeneration": "app.models.multimodal.gemma3:Gemma3ForConditionalGeneration",
         "GemmaForCausalLM": "app.models.families.gemma:GemmaForCausalLM",
         "Glm4MoeForCausalLM": "app.models.families.glm4_moe:Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM": "app.models.families.deepseek:Glm4MoeLiteForCausalLM",

@@ -36,7 +36,8 @@ def rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) 
     return RMSNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=before_linear)
 
 
-def _attention_settings(settings: DecoderSettings, place: LayerPlace) -> AttentionSettings:
+def attention_settings(settings: DecoderSettings, place: LayerPlace) -> AttentionSettings:
+    """Returns what attention of the layer at a place is made from."""
     s = settings
     return AttentionSettings(
         hidden_size=s.hidden_size,
@@ -59,12 +60,12 @@ def _attention_settings(settings: DecoderSettings, place: LayerPlace) -> Attenti
 
 def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
     """Rotary self-attention over cached keys and values."""
-    return Attention(ctx, _attention_settings(settings, place), place.cache_index, place.rotary)
+    return Attention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 def both_ways_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
     """The same without a cache: a token sees the whole text, or a window on both sides."""
-    return EncoderAttention(ctx, _attention_settings(settings, place), place.cache_index, place.rotary)
+    return EncoderAttention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:

@@ -36,6 +36,8 @@ class MediaInfo:
     image_token_id: int  # stands in prompts where the embedding of a piece of a picture goes
     video_token_id: int | None = None  # None: it takes no videos
     spatial_merge: int = 1  # patches along each side that become one token
+    # Tokens of a picture that see each other, so that one step computes all that are left of it; 0: they do not.
+    whole_tokens: int = 0
 
     def placeholder(self, kind: MediaKind) -> int | None:
         """The token that stands for such an item's embeddings."""
@@ -54,5 +56,6 @@ class MediaInfo:
         if image is None:
             return None
         video = hf.get("video_token_id") if processor == "qwen_vl" else None
+        whole = int(hf.get("mm_tokens_per_image", 256)) if kind == "gemma3" else 0
         merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or 1
-        return cls(processor, int(image), None if video is None else int(video), int(merge))
+        return cls(processor, int(image), None if video is None else int(video), int(merge), whole)

@@ -93,6 +93,8 @@ class ModelRunner:
         counts, drafts = step.num_scheduled_tokens, step.num_draft_tokens
         if not step.samples.all() or int((counts if drafts is None else counts - drafts).max()) != 1:
             return None
+        if self._features.are_ordinary(rows):
+            return None
         parts = self._features.parts_of(rows)
         if drafts is not None:
             key = static.key_for(len(rows), parts | {DRAFTS})

@@ -17,9 +17,9 @@ from app.records.sized_cache import SizedCache
 class EncoderShare:
     """The encoder's share of the step that is being planned, in tokens that stand for pieces of items."""
 
-    def __init__(self, tokens_each: int, cache_tokens: int) -> None:
-        """`tokens_each`: of a step; `cache_tokens`: that the workers keep."""
-        self._each = tokens_each
+    def __init__(self, tokens_each: int, cache_tokens: int, whole: bool = False) -> None:
+        """`tokens_each`: of a step; `cache_tokens`: that the workers keep; `whole`: a chunk ends within no item."""
+        self._each, self._whole = tokens_each, whole
         self._left = tokens_each
         self._is_untouched = True  # this step encodes nothing so far
         self._known: SizedCache[bool] = SizedCache(cache_tokens)
@@ -34,11 +34,17 @@ class EncoderShare:
         """True if a chunk that begins behind `begin` tokens has at least one token in this step."""
         return all(self._fits(item) for item in _touched(request, begin, begin + 1))
 
+    def least_end(self, request: Request, begin: int) -> int:
+        """Finds where a chunk that begins behind `begin` tokens may end at the earliest."""
+        ends = (item.end for item in _touched(request, begin, begin + 1) if self._whole)
+        return max(ends, default=begin + 1)
+
     def cut(self, request: Request, begin: int, end: int) -> int:
         """Takes what a chunk from `begin` to `end` shows out of the step's share; the chunk's end, which is before the
         first item that has to wait."""
         for item in _touched(request, begin, end):
-            if not self._fits(item):
+            is_cut = self._whole and end < item.end
+            if is_cut or not self._fits(item):
                 return max(begin, item.offset)
             self._take(item)
         return end

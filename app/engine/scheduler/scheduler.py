@@ -67,6 +67,7 @@ class StepRules:
     num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
+    whole_items: bool = False  # what is left of an item is computed in one step
     encoder_tokens: int = 0  # that the workers keep of what prompts show; 0: the model sees nothing
     prompt_time: PromptTime = UNLIMITED
 
@@ -100,7 +101,7 @@ class Scheduler:
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         each = rules.max_num_batched_tokens
-        self._encoders = EncoderShare(each, rules.encoder_tokens) if rules.encoder_tokens else None
+        self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -314,9 +315,12 @@ class Scheduler:
     def _grant_chunk(self, request: Request, chunk: int, remaining: int, plan: StepPlan, may_preempt: bool) -> None:
         """Give up to `chunk` more tokens, as many as there are blocks for; at least one if that takes preemption."""
         computed = int(self.rows.num_computed[request.row]) + plan.chunks.get(request, 0)
-        room = self._slots.room(request, computed)
-        if room <= 0:
-            if not may_preempt or not self._slots.ensure(request, computed + 1, plan):
+        room, least = self._slots.room(request, computed), self._least_end(request, computed)
+        if least - computed > plan.budget.most:
+            return
+        chunk = max(chunk, least - computed)
+        if room < least - computed:
+            if not may_preempt or not self._slots.ensure(request, least, plan):
                 return
             room = self._slots.room(request, computed)
         begin = int(self.rows.num_computed[request.row])
@@ -335,8 +339,16 @@ class Scheduler:
         end = self.kv.cut(request, begin, end)
         return end if self._encoders is None else self._encoders.cut(request, begin, end)
 
-    def _may_begin(self, request: Request, begin: int) -> bool:
-        return self._encoders is None or self._encoders.may_begin(request, begin)
+    def _least_end(self, request: Request, begin: int) -> int:
+        return begin + 1 if self._encoders is None else self._encoders.least_end(request, begin)
+
+    def _may_begin(self, request: Request, begin: int, hit: PrefixHit, plan: StepPlan) -> bool:
+        """True if this step may begin what a waiting request shows at its first token."""
+        if self._encoders is None:
+            return True
+        least = self._encoders.least_end(request, begin) - begin
+        has_room = least <= min(plan.budget.most, max(1, self.kv.num_slots_after_hit(hit)))
+        return has_room and self._encoders.may_begin(request, begin)
 
     def _spend_rest(self, plan: StepPlan) -> None:
         """Tokens that nobody short wanted go to the long requests of the step."""
@@ -369,7 +381,9 @@ class Scheduler:
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
-            begins = plan.budget.chunk(remaining) > 0 and self._may_begin(request, request.num_tokens - remaining)
+            begins = plan.budget.chunk(remaining) > 0 and self._may_begin(
+                request, request.num_tokens - remaining, hit, plan
+            )
             if soon >= MIN_SHARED_TOKENS or not begins:
                 passed += 1
                 continue
@@ -387,7 +401,8 @@ class Scheduler:
         remaining = request.num_tokens - computed
         waits = hit.num_loads > 0 and plan.has_others
         room = self.kv.num_slots_after_hit(hit)
-        chunk = min(plan.budget.chunk(remaining), room)
+        least = self._least_end(request, computed) - computed
+        chunk = min(max(plan.budget.chunk(remaining), least), room)
         admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
         assert admitted
         chunk = self._cut(request, computed, computed + chunk) - computed

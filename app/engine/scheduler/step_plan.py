@@ -23,10 +23,12 @@ class TokenBudget:
     long_left: int = 0
     long_threshold: int = 0
     whole_prompts: bool = False
+    spare: int = 0  # tokens left that prompts should not take, for the sake of others
 
     def limit(self, most_tokens: int | None) -> None:
         """Leave at most so many tokens to prompts; None: any number. An encoder's prompts cannot be cut."""
         if most_tokens is not None and not self.whole_prompts:
+            self.spare += max(0, self.left - most_tokens)
             self.left = min(self.left, most_tokens)
 
     def open_prefills(self, crowded: bool) -> None:
@@ -41,9 +43,15 @@ class TokenBudget:
         most = self.left if remaining <= self.long_threshold else min(self.left, self.long_left)
         return min(remaining, most)
 
+    @property
+    def most(self) -> int:
+        """Tokens that a chunk may have which cannot be cut."""
+        return self.left + self.spare
+
     def spend(self, num_tokens: int, remaining: int) -> None:
         """Account a chunk of a request that had `remaining` tokens to compute."""
-        self.left -= num_tokens
+        self.spare -= max(0, num_tokens - self.left)
+        self.left = max(0, self.left - num_tokens)
         if remaining > self.long_threshold:
             self.long_left = max(0, self.long_left - num_tokens)
 

@@ -47,8 +47,8 @@ def write_kv(
     if slot_mapping.numel() == 0:
         return
     if kv_scales is not None:
-        key, value = (_movable(quantize(x, scales)) for x, scales in zip((key, value), kv_scales, strict=True))
-        kv_cache = _movable(kv_cache)
+        key, value = (movable(quantize(x, scales)) for x, scales in zip((key, value), kv_scales, strict=True))
+        kv_cache = movable(kv_cache)
     elif kv_cache.dtype == KV_INT8:
         key, value = int8_cache.pack(key), int8_cache.pack(value)
     if slot_mapping.shape[0] <= _FEW_TOKENS and slot_mapping.device.type == "cpu":
@@ -73,14 +73,14 @@ def _write_one_by_one(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Te
             kv_cache[block, 1, :, offset] = value[token]
 
 
-def _readable(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def readable(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Stored vectors as numbers of `dtype`; fp8 without its scales."""
     if stored.dtype == KV_INT8:
         return int8_cache.unpack(stored, dtype)
     return widened(stored, dtype) if stored.dtype == KV_FP8 else stored.to(dtype)
 
 
-def _movable(x: torch.Tensor) -> torch.Tensor:
+def movable(x: torch.Tensor) -> torch.Tensor:
     """fp8 as bytes: PyTorch lacks indexing of fp8 on some devices."""
     return x.view(torch.uint8) if x.dtype == KV_FP8 else x
 
@@ -108,8 +108,8 @@ def naive_paged_attention(
         rows = slice(starts[request], starts[request + 1])
         positions = torch.arange(seq_len, device=query.device)
         blocks = meta.block_table[request].long()[positions // kv_cache.shape[3]]
-        stored = _movable(kv_cache)[blocks, :, :, positions % kv_cache.shape[3]].view(kv_cache.dtype)
-        context = _readable(stored, torch.float32)  # [seq_len, 2, Hkv, D]
+        stored = movable(kv_cache)[blocks, :, :, positions % kv_cache.shape[3]].view(kv_cache.dtype)
+        context = readable(stored, torch.float32)  # [seq_len, 2, Hkv, D]
         if kv_scales is not None:
             context = context * kv_scales[:, :, None]
         key, value = context.repeat_interleave(group, dim=2).unbind(1)
@@ -212,9 +212,9 @@ def _gather(kv_cache: torch.Tensor, pieces: torch.Tensor, plan: TorchPlan, dtype
     """
     assert kv_cache.shape[2] == plan.num_kv_heads, "the plan was made for another number of KV heads"
     gathered = plan.scratch(kv_cache, pieces.numel())
-    table = _movable(kv_cache).flatten(0, 2).flatten(1)
-    torch.index_select(table, 0, pieces.flatten(), out=_movable(gathered))
-    return _readable(gathered.view(*pieces.shape[:3], -1, kv_cache.shape[4]), dtype)
+    table = movable(kv_cache).flatten(0, 2).flatten(1)
+    torch.index_select(table, 0, pieces.flatten(), out=movable(gathered))
+    return readable(gathered.view(*pieces.shape[:3], -1, kv_cache.shape[4]), dtype)
 
 
 def _decode(

@@ -179,7 +179,7 @@ class TileEncoder(MediaEncoder):
         raise NotImplementedError
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Without what nobody runs: further layers, a norm behind them, a head."""
+        """See MediaEncoder; what nobody runs is left out: further layers, a norm behind them, a head."""
         own = renamed(name, self.rules)
         layer = re.match(r"tower\.blocks\.(\d+)\.", own)
         is_behind = layer is not None and int(layer[1]) >= len(self.tower.blocks)

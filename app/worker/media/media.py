@@ -8,11 +8,14 @@ is one line of the rows' table, by which a row's positions differ from the indic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from app.kernels.attention.both_ways import PictureSpan
+from app.layers.picture_attention import SPANS
 from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
 from app.models.multimodal.base import MediaModel, Picture
@@ -42,6 +45,7 @@ class EncoderLimits:
 class _Row:
     """A request whose prompt is not computed yet."""
 
+    num_tokens: int  # of the prompt
     items: list[ShownItem]  # of which tokens are left
     positions: Int64Array | None  # [num_prompt_tokens, 3]; None: the model has none of its own
 
@@ -50,6 +54,8 @@ class _Row:
 class _Chunk:
     """Tokens of a prompt in a step."""
 
+    index: int  # of the step's rows
+    number: int  # of the row
     row: _Row
     start: int  # in the step
     first: int  # in the prompt
@@ -59,6 +65,18 @@ class _Chunk:
         """The items that it shows pieces of, and which."""
         found = ((shown, shown.between(self.first, self.end)) for shown in self.row.items)
         return [(shown, pieces) for shown, pieces in found if pieces.stop > pieces.start]
+
+
+def _spans(chunks: Sequence[_Chunk]) -> list[tuple[int, ...]]:
+    """The fields of a PictureSpan for each item of the chunks, which hold the rest of it."""
+    found = []
+    for chunk in chunks:
+        for shown, _ in chunk.wanted():
+            begin, end = int(shown.places[0]), int(shown.places[-1]) + 1
+            first = max(begin, chunk.first)
+            assert end <= chunk.end, "a picture whose tokens see each other is cut"
+            found.append(astuple(PictureSpan(chunk.index, first - chunk.first + chunk.start, first, begin, end)))
+    return found
 
 
 @dataclass(slots=True)
@@ -98,11 +116,15 @@ class Media(WorkerFeature):
                 positions, delta = rope_positions(items, len(prompt), merge, rate)
             if request.num_computed_tokens < len(prompt):
                 left = [shown for shown in items if shown.item.end > request.num_computed_tokens]
-                self._rows[row] = _Row(left, positions)
+                self._rows[row] = _Row(len(prompt), left, positions)
         if self._delta is not None:
             self._delta.set(row, delta)
 
     # ---- the step
+
+    def is_ordinary(self, rows: NDArray[np.int64]) -> bool:
+        """True where the last token of a prompt may show something."""
+        return bool(self._rows) and not self._rows.keys().isdisjoint(rows.tolist())
 
     def inputs(self, view: StepView) -> None:
         """Brings `rope_positions` [T] or [T, 3], and what the step shows."""
@@ -115,8 +137,12 @@ class Media(WorkerFeature):
             view.layer_inputs[ROPE_POSITIONS] = self._positions(view, chunks)
         if chunks and self._model.encoder is not None:
             self._show(view, chunks)
+        if self._model.seen_both_ways and (spans := _spans(chunks)):
+            view.layer_inputs[SPANS] = torch.tensor(spans, device="cpu")
         for chunk in chunks:
             chunk.row.items = [shown for shown in chunk.row.items if shown.item.end > chunk.end]
+            if chunk.end >= chunk.row.num_tokens:
+                del self._rows[chunk.number]
 
     def _chunks(self, host: HostRows) -> list[_Chunk]:
         """The parts of prompts with pictures in a step."""
@@ -127,7 +153,7 @@ class Media(WorkerFeature):
             known = self._rows.get(row)
             if known is not None:
                 start, first = int(host.starts[index]), int(host.first_positions[index])
-                found.append(_Chunk(known, start, first, first + int(host.starts[index + 1]) - start))
+                found.append(_Chunk(index, row, known, start, first, first + int(host.starts[index + 1]) - start))
         return found
 
     def _positions(self, view: StepView, chunks: Sequence[_Chunk]) -> torch.Tensor:
@@ -221,7 +247,7 @@ def create(context: FeatureContext) -> Media | None:
     """The feature, where the model sees and this rank has a use for it."""
     model = context.forward.model
     assert isinstance(model, MediaModel)
-    if model.media is None or (model.encoder is None and not model.has_axes):
+    if model.media is None or not (model.encoder is not None or model.has_axes or model.seen_both_ways):
         return None
     num_deep = 0 if model.encoder is None else model.encoder.num_deep
     width = context.forward.link.hidden_size * context.forward.dtype.itemsize

@@ -66,6 +66,10 @@ class WorkerFeature:
         """True if a step of these rows [R] has the feature's `part`."""
         return True
 
+    def is_ordinary(self, rows: NDArray[np.int64]) -> bool:
+        """True if a step of these rows [R] must not run over static tensors, though each gets one token."""
+        return False
+
     def inputs(self, view: StepView) -> None:
         """Put tensors [T, ...] that layers read into `view.layer_inputs`, made on the device of what the view holds:
         the same lines run in ordinary steps and, once for all its replays, in the capture of a step."""
@@ -120,6 +124,7 @@ class WorkerFeatures:
     def __init__(self, features: Sequence[WorkerFeature]) -> None:
         self._all = tuple(features)
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
+        self._ordinary = self._overriding("is_ordinary")
         self._inputs, self._hidden, self._logits = map(self._overriding, ("inputs", "hidden", "logits"))
         self._after, self._report = map(self._overriding, ("after", "report"))
         self.standing_in = self._overriding("stand_in")
@@ -210,6 +215,10 @@ class WorkerFeatures:
         if not self._optional:
             return NO_PARTS
         return frozenset(feature.part for feature in self._optional if feature.takes_part(rows))
+
+    def are_ordinary(self, rows: NDArray[np.int64]) -> bool:
+        """True if a feature wants a step of these rows [R] not to be static."""
+        return any(feature.is_ordinary(rows) for feature in self._ordinary)
 
     def inputs(self, view: StepView, parts: frozenset[str]) -> None:
         """Adds what the features bring to the layers of a step with these parts."""

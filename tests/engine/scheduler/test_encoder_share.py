@@ -35,6 +35,17 @@ def test_a_chunk_ends_before_what_has_to_wait() -> None:
     assert share.cut(first, 8, 40) == 40  # the first is known
 
 
+def test_what_is_left_of_an_item_is_one_chunk() -> None:
+    share = EncoderShare(15, 100, whole=True)
+    share.begin_plan()
+    both = request(ITEM, OTHER)
+    assert share.cut(both, 0, 9) == 4
+    assert [share.least_end(both, begin) for begin in (0, 4, 9, 14)] == [1, 14, 14, 15]
+    assert share.cut(both, 4, 14) == 14
+    assert share.cut(both, 4, 13) == 4
+    assert EncoderShare(15, 100).least_end(both, 4) == 5
+
+
 def test_a_step_takes_one_item_whatever_its_size() -> None:
     share = EncoderShare(8, 100)
     share.begin_plan()
