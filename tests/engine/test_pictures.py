@@ -36,6 +36,8 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
     "few blocks": {"num_blocks": 15, "max_num_batched_tokens": 24},
     "static steps, one in flight": {**WHOLE, "static": True, "max_inflight_steps": 1},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    "host tier": {"kv_host_memory_bytes": 1 << 18, "num_blocks": 24, "max_num_batched_tokens": 64},
     "no caches": {**WHOLE, "enable_prefix_caching": False, "encoder_cache_bytes": 0},
 }
 
