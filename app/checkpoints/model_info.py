@@ -265,6 +265,12 @@ class ModelInfo:
         return str(self.hf_config.get("dtype") or self.hf_config.get("torch_dtype") or "float32")
 
     @property
+    def state_dtype(self) -> str:
+        """Type in which layers shall keep recurrent states."""
+        names = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+        return str(next((found for name in names if (found := self.hf_config.get(name))), "float32"))
+
+    @property
     def quantization_scheme(self) -> Mapping[str, Any]:
         """Returns what config.json says of quantized weights, or an older file beside it; empty: they are plain.
         CheckpointError where that is no object."""

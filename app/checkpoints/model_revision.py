@@ -31,7 +31,7 @@ def model_revision(info: ModelInfo, config: EngineConfig) -> str:
     options that change what a KV block holds."""
     digest = blake2b(digest_size=16)
     is_dummy = config.load_format == "dummy"
-    kinds = [config.dtype, config.quantization, config.kv_cache_dtype]
+    kinds = [config.dtype, config.quantization, config.kv_cache_dtype, config.recurrent_state_dtype]
     options = [*kinds, is_dummy, config.seed if is_dummy else 0]
     _add(digest, json.dumps([info.hf_config, options], sort_keys=True).encode())
     commit = commit_of(info.directory)

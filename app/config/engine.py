@@ -83,6 +83,12 @@ class EngineConfig(Frozen):
         "v_scale where it has them, else 1. On GPUs of compute capability 8.9 or later, and CPUs. "
         "`int8_per_token_head` (or int8): whole numbers, a scale for each token and head; on CPUs. `auto`: as dtype.",
     )
+    recurrent_state_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Type in which layers keep states of recurrences (Mamba, gated delta nets, lightning attention) "
+        "between steps; arithmetic stays in 32 bits. 16 bits halve their memory and the reading of it, and round at "
+        "every token. `auto`: what the checkpoint asks, else float32.",
+    )
     quantization: Annotated[str, OneOf(QUANT_METHODS)] | None = Field(
         None,
         description="Quantize the linear layers while loading. `fp8`: weights per output channel, activations per "

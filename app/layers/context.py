@@ -27,6 +27,7 @@ class BuildContext:
     quantization: QuantMethod = PLAIN_METHOD  # how linear layers store their weights
     offload_bytes: int = 0  # of weights that stay in host memory (models/layer_offload.py)
     kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
+    state_dtype: torch.dtype = torch.float32  # of states of recurrences
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
 
 

@@ -62,7 +62,7 @@ class GatedDeltaNet(StateLayer):
     def state_spec(self) -> LayerStateSpec:
         """The last inputs of the convolution, and the state of each value head [Dv, Dk]."""
         h = self.heads
-        state = StateTensor((h.num_values, h.value_dim, h.key_dim), torch.float32)
+        state = StateTensor((h.num_values, h.value_dim, h.key_dim), self.state_dtype)
         return LayerStateSpec((self.conv1d.state, state))
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:

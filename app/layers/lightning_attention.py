@@ -60,7 +60,7 @@ class LightningAttention(StateLayer):
 
     def state_spec(self) -> LayerStateSpec:
         """The state of each head [D, D]."""
-        return LayerStateSpec((StateTensor((self.num_heads, self.head_dim, self.head_dim), torch.float32),))
+        return LayerStateSpec((StateTensor((self.num_heads, self.head_dim, self.head_dim), self.state_dtype),))
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""

@@ -72,7 +72,7 @@ class Mamba(StateLayer):
 
     def state_spec(self) -> LayerStateSpec:
         """The last inputs of the convolution, and the states of each channel [N]."""
-        state = StateTensor((self.channels.size, self.settings.state_size), torch.float32)
+        state = StateTensor((self.channels.size, self.settings.state_size), self.state_dtype)
         return LayerStateSpec((self.conv1d.state, state))
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:

@@ -91,7 +91,7 @@ class Mamba2(StateLayer):
 
     def state_spec(self) -> LayerStateSpec:
         """The last inputs of the convolution, and the state of each head [P, N]."""
-        state = StateTensor((self.num_heads, self.head_dim, self.state_size), torch.float32)
+        state = StateTensor((self.num_heads, self.head_dim, self.state_size), self.state_dtype)
         return LayerStateSpec((self.conv1d.state, state))
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:

@@ -24,6 +24,7 @@ class StateLayer(AttentionLayer):
     def __init__(self, ctx: BuildContext, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
+        self.state_dtype = ctx.state_dtype
         self.ops = RECURRENT_OPS.on(ctx.device)
 
     @property

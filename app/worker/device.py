@@ -37,6 +37,11 @@ def select_dtype(name: str, device: torch.device, info: ModelInfo) -> tuple[torc
     return DTYPES[info.dtype], f"dtype: {info.dtype} (the checkpoint's)"
 
 
+def select_state_dtype(name: str, info: ModelInfo) -> torch.dtype:
+    """The type of recurrent states: as configured, as the checkpoint asks, or fp32."""
+    return DTYPES[info.state_dtype if name == "auto" else name]
+
+
 def num_threads(config: EngineConfig) -> int:
     """CPU threads of the worker: as configured, or one for each core that this process may use.
 

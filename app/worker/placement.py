@@ -22,7 +22,7 @@ from app.records.parallel_plan import stage_layers
 from app.records.worker_info import RendezvousInfo
 from app.worker.attention.backend import select_attention
 from app.worker.attention.kv_cache import select_kv_dtype
-from app.worker.device import enter_thread, num_threads, select_device, select_dtype
+from app.worker.device import enter_thread, num_threads, select_device, select_dtype, select_state_dtype
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +56,7 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
         build_context(config, info, groups, dtype, device, ops, quantization),
         offload_bytes=offload_bytes(config, device, quantized=bool(quantization_notes)),
         kv_dtype=select_kv_dtype(config.kv_cache_dtype, device),
+        state_dtype=select_state_dtype(config.recurrent_state_dtype, info),
     )
     notes = [device_note, dtype_note, attention_note, *quantization_notes]
     return Placement(info, build, [*notes, *_parallel_notes(config, layers, all_reduce_note)])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.worker.attention.kv_cache import KVCacheSpec
+from app.worker.device import DTYPES
 
 
 def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
     """ConfigError names the option that a model with states cannot have."""
+    refuse_state_dtype(config, spec)
     if not spec.states:
         return
     if config.speculative_config is not None:
@@ -30,4 +32,15 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
             f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states alone, and "
             "no blocks that the host's memory could take in; leave it out",
             param="kv_host_memory_bytes",
+        )
+
+
+def refuse_state_dtype(config: EngineConfig, spec: KVCacheSpec) -> None:
+    """ConfigError where a type is asked for that no state has. A stage of a pipeline may have other layers alone."""
+    asked = config.recurrent_state_dtype
+    kinds = {tensor.dtype for layer in spec.states if layer is not None for tensor in layer.tensors}
+    if asked != "auto" and config.pipeline_parallel_size == 1 and DTYPES[asked] not in kinds:
+        raise ConfigError(
+            f"recurrent_state_dtype={asked}: this model's layers keep no recurrent states; leave it out",
+            param="recurrent_state_dtype",
         )

@@ -33,6 +33,17 @@ def test_refused(option: str, value: Any) -> None:
     assert caught.value.param == option
 
 
+def test_a_type_of_states_is_refused_where_no_layer_has_it() -> None:
+    config = EngineConfig(recurrent_state_dtype="bfloat16")
+    for spec in (SPEC, KVCacheSpec(SPEC.layers, 16)):
+        with pytest.raises(
+            ConfigError, match=r"^recurrent_state_dtype=bfloat16: .* keep no recurrent states"
+        ) as caught:
+            refuse_with_states(config, spec)
+        assert caught.value.param == "recurrent_state_dtype"
+    refuse_with_states(EngineConfig(recurrent_state_dtype="float32"), SPEC)
+
+
 def test_each_layer_finds_its_own() -> None:
     cache = KVCache(SPEC, CPU, num_rows=5)
     cache.allocate(7)

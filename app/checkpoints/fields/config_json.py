@@ -18,6 +18,7 @@ _EPS, _BASE = number(above=0, most=1), number(above=0, most=1e15)
 _FACTOR, _MAYBE_ZERO, _PART = number(above=0, most=1e9), number(0, 1e9), number(above=0, most=1)
 _LABELS = 1 << 16
 # Kernels of recurrent layers hold a head's state in registers, and go through all places of a convolution.
+_STATE_TYPE = Kind("float32, bfloat16 or float16", lambda value: value in ("float32", "bfloat16", "float16"))
 _HEAD_WIDTH, _STATE_WIDTH, _CONV_WIDTH = whole(1, 128), whole(1, 256), whole(2, 16)
 
 _BLOCKS = ("full_attention", "linear_attention", "mlp")
@@ -78,6 +79,7 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(
         ("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups", "mamba_d_ssm", "num_heads"), _SIZE
     ),
+    **dict.fromkeys(("mamba_ssm_dtype", "mamba_ssm_cache_dtype"), _STATE_TYPE),
     **dict.fromkeys(("mamba_expand", "expand", "attn_layer_period", "expert_layer_period"), _SIZE),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset", "num_dense_layers"), _MAYBE_NONE),
     **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "mamba_d_head"), either(_SIZE, TEXT)),

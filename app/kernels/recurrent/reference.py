@@ -24,7 +24,7 @@ def causal_conv(
     """x [T, C] -> [T, C]."""
     out, width = torch.empty_like(x, memory_format=torch.contiguous_format), weight.shape[1]
     for tokens, before in _requests(states, step):
-        seen = torch.cat((before.x, x[tokens].to(states.dtype)))
+        seen = torch.cat((before.x, x[tokens].to(states.dtype).float()))
         for i in range(len(seen) - width + 1):
             total = (seen[i : i + width].float() * weight.float().t()).sum(0)
             total = total if bias is None else total + bias.float()
@@ -157,7 +157,7 @@ def _requests(states: torch.Tensor, step: StateStep) -> Iterator[tuple[slice, _S
     """Each request's tokens and its state, which is written back behind them."""
     starts = step.starts.tolist()
     for row, (source, slot) in enumerate(zip(step.sources.tolist(), step.slots.tolist(), strict=True)):
-        state = _State(torch.zeros_like(states[0]) if source < 0 else states[source].clone())
+        state = _State((torch.zeros_like(states[0]) if source < 0 else states[source]).float().clone())
         yield slice(starts[row], starts[row + 1]), state
         if slot >= 0:
             states[slot] = state.x

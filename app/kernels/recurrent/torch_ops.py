@@ -169,7 +169,7 @@ def _run(
     """Take all states through their tokens; returns what these give, shaped as `like`."""
     out = torch.empty_like(like)
     for rows, tokens in _parts(step):
-        state = _read(states, step.sources[rows])
+        state = _read(states, step.sources[rows]).float()
         for part in torch.split(tokens, chunk, dim=1):
             given, state = advance(state, part)
             out[part.flatten()] = given.flatten(0, 1)

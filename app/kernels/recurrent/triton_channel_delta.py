@@ -42,6 +42,7 @@ def channel_step_kernel(
     o_state = (i_h * DV + o_v[:, None]) * DK + o_k[None, :]
     m_state = m_v[:, None] & m_k[None, :]
     b_state = tl.load(p_states + b_source * H * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_pace = -tl.exp(tl.load(p_a_log + i_h))
     b_bias = tl.load(p_dt_bias + i_h * DK + o_k, mask=m_k, other=0.0)
     b_weight = tl.load(p_norm + o_v, mask=m_v, other=0.0).to(tl.float32)
@@ -142,6 +143,7 @@ def channel_scan_kernel(
     o_state = (i_h * DV + o_v[None, :]) * DK + o_k[:, None]
     m_state = m_k[:, None] & m_v[None, :]
     b_state = tl.load(p_states + b_source * H * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_first, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
     TYPE = p_out.dtype.element_ty
     for i_t in range(b_first, b_end, L):

@@ -124,6 +124,7 @@ def delta_scan_kernel(
     m_state = m_v[:, None] & m_k[None, :]
     o_state = i_h * DV * DK + o_v[:, None] * DK + o_k[None, :]
     b_state = tl.load(p_states + b_source * HV * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     TYPE = p_mixed.dtype.element_ty
     for i_t in range(b_first, b_end, L):
         o_t = (i_t + o_l).to(tl.int64)

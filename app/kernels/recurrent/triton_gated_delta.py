@@ -34,6 +34,7 @@ def delta_step_kernel(
     m_state = m_v[:, None] & m_k[None, :]
     o_state = i_h * DV * DK + o_v[:, None] * DK + o_k[None, :]
     b_state = tl.load(p_states + b_source * HV * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_decay = -tl.exp(tl.load(p_a_log + i_h))
     b_bias = tl.load(p_dt_bias + i_h)
     b_weight = tl.load(p_norm + o_v, mask=m_v, other=0.0).to(tl.float32)

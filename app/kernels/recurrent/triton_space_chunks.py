@@ -78,6 +78,7 @@ def space_scan_kernel(
     m_state = m_p[:, None] & m_n[None, :]
     o_state = i_h * P * N + o_p[:, None] * N + o_n[None, :]
     b_state = tl.load(p_states + b_source * H * P * N + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_skip = tl.load(p_d + i_h)
     TYPE = p_x.dtype.element_ty
     for i_t in range(b_first, b_end, L):

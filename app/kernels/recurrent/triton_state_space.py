@@ -37,6 +37,7 @@ def space_step_kernel(
     m_state = m_p[:, None] & m_n[None, :]
     o_state = i_h * P * N + o_p[:, None] * N + o_n[None, :]
     b_state = tl.load(p_states + b_source * H * P * N + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_decay, b_skip, b_bias = -tl.exp(tl.load(p_a_log + i_h)), tl.load(p_d + i_h), tl.load(p_dt_bias + i_h)
     for i in range(LEN):
         i_t = b_first + i
@@ -66,6 +67,7 @@ def selective_scan_kernel(
     m_state = m_d[:, None] & m_n[None, :]
     o_state = o_d[:, None] * N + o_n[None, :]
     b_state = tl.load(p_states + b_source * D * N + o_state, mask=m_state & (b_source >= 0), other=0.0)
+    b_state = b_state.to(tl.float32)
     b_decay = -tl.exp(tl.load(p_a_log + o_state, mask=m_state, other=0.0))
     b_skip = tl.load(p_d + o_d, mask=m_d, other=0.0)
     b_bias = tl.load(p_dt_bias + o_d, mask=m_d, other=0.0)

@@ -27,6 +27,7 @@ from app.worker.placement import Placement
 from app.worker.pooling.pooler import Pooler
 from app.worker.rows.row_state import RowState
 from app.worker.rows.worker_feature import WorkerFeatures
+from app.worker.state_limits import refuse_state_dtype
 from app.worker.warmup.plan import pooling_plan
 from app.worker.warmup.warm_up import WarmUp
 
@@ -66,6 +67,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
 
 
 def _refuse_kv_dtype(config: EngineConfig, spec: KVCacheSpec) -> None:
+    refuse_state_dtype(config, spec)
     if config.kv_cache_dtype != "auto" and not spec.layers:
         raise ConfigError(
             f"kv_cache_dtype={config.kv_cache_dtype}: this model has no KV cache; leave it out", param="kv_cache_dtype"

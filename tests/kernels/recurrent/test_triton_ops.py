@@ -69,6 +69,21 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     assert torch.equal(own, together[part])
 
 
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_states_of_16_bits(name: str) -> None:
+    """Read and left in their own type, and rounded nowhere else."""
+    case, heads = CASES[name], EVEN
+    mixed, gates, norm = cases.delta_inputs(case, heads)
+    step = cases.step_of(case)
+    found = cases.states(heads.num_values, heads.value_dim, heads.key_dim, step=step).half()
+    expected = found.clone()
+    out = OPS.gated_delta(mixed, heads, gates, norm, found, step)
+    wanted = reference.OPS.gated_delta(mixed, heads, gates, norm, expected, step)
+    live = case.num_tokens - case.padded * max(case.each, 1)
+    torch.testing.assert_close(out[:live], wanted[:live], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.nan_to_num(), expected.nan_to_num(), atol=2e-3, rtol=2e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", list(CASES))
