@@ -14,6 +14,7 @@ from app.records.kv_events import KVEventLog
 from app.records.message_borders import MessageBorders
 from app.records.request_state import Request
 from app.records.state_pool import StatePool
+from benchmarks.agent_trace import sessions, share
 from tests.engine.kv_cache.test_kv_cache_manager import make_request
 from tests.engine.kv_cache.test_state_manager import SIZE, prefill
 
@@ -134,3 +135,11 @@ def test_what_conversations_share_outlives_what_they_left() -> None:
         assert cached == (2 if number else 0)
         prefill(kv, request)
         kv.free(request, None)
+
+
+def test_agents_find_nearly_what_a_dense_model_finds() -> None:
+    """Whole engines without a model behind the Router's book, in little memory (benchmarks.agent_trace)."""
+    dense, states = (share(sessions(4, 5), 2, 1 << 30, with_states) for with_states in (False, True))
+    assert states["prompt_tokens"] > 100_000
+    assert states["cached"] > 0.95 * dense["cached"] > 0.5
+    assert states["broken_promises"] == 0

@@ -69,7 +69,7 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     assert torch.equal(own, together[part])
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed"])
+@pytest.mark.parametrize("name", ["decode", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_states_of_16_bits(name: str) -> None:
     """Read and left in their own type, and rounded nowhere else."""
     case, heads = CASES[name], EVEN
