@@ -40,12 +40,17 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
     check_layout(family, {**changes, **heads}, LAYOUTS[layout])
 
 
-def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any]) -> None:
+def check_layout(family: str, changes: dict[str, Any], layout: dict[str, Any], num_blocks: int = 24) -> None:
     directory = tiny_model(family, **changes)
     judge = hf_model(directory)
     shared = prompts((40,))[0]
     asked = [*prompts((3, 16, 37, 60)), *(shared + one for one in prompts((5, 9, 20)))]
-    options: dict[str, Any] = {"block_size": 8, "num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 24}
+    options: dict[str, Any] = {
+        "block_size": 8,
+        "num_blocks": num_blocks,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 24,
+    }
     config = EngineConfig(
         model=str(directory),
         device="cpu",
