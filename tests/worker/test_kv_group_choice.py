@@ -93,7 +93,7 @@ def test_gemma_3_27b_holds_four_times_the_requests_and_more() -> None:
             enable_prefix_caching=False,
         )
         spec = spec_of(config)
-        num_blocks = size_kv_cache(config, spec, LENGTH, CPU, lambda: None, lambda: 0)
+        num_blocks = size_kv_cache(config, spec, LENGTH, CPU, lambda: 0)
         assert num_blocks * spec.bytes_per_block <= KV_BYTES
         notes[option] = describe(spec, num_blocks, LENGTH)[-1]
         held[option] = most_at_once(config, WorkerInfo(num_blocks, "fake", "bfloat16", kv_windows=spec.windows))

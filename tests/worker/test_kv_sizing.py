@@ -22,7 +22,7 @@ def size(max_model_len: int, **options: Any) -> int:
     def never() -> Any:
         raise AssertionError("nothing is measured on a CPU")
 
-    return size_kv_cache(EngineConfig(**options), SPEC, max_model_len, CPU, never, never)
+    return size_kv_cache(EngineConfig(**options), SPEC, max_model_len, CPU, never)
 
 
 def test_bytes_of_a_block_are_those_that_are_allocated() -> None:
@@ -77,8 +77,8 @@ def test_a_configured_number_is_memory_of_all_layers() -> None:
     full = LayerCacheSpec((2, 2), 80, torch.float32)
     spec = KVCacheSpec((full, *(replace(full, sliding_window=20),) * 2), 16, (None, 20, 20))
     config = EngineConfig(num_blocks=10)
-    assert size_kv_cache(config, spec, 4096, CPU, lambda: None, lambda: 0) == 30
+    assert size_kv_cache(config, spec, 4096, CPU, lambda: 0) == 30
     with pytest.raises(ConfigError, match="num_blocks=1 holds no token in each of the 3 groups"):
-        size_kv_cache(EngineConfig(num_blocks=1), spec, 4096, CPU, lambda: None, lambda: 0)
+        size_kv_cache(EngineConfig(num_blocks=1), spec, 4096, CPU, lambda: 0)
     notes = describe(spec, 30, 160)
     assert notes[1] == "KV cache: room for 1.6 requests of 160 tokens; 1.0 without hybrid_kv_cache"
