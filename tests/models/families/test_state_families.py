@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from app import LLM, SamplingParams
+from app import LLM, BeamSearchParams, SamplingParams
 from app.checkpoints.model_info import ASSETS, ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from app.engine.kv_cache import state_manager
+from app.records.request import EngineRequest
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
 from tests.hf_logprobs import answer_error, check_logprobs, prompts
 from tests.models.families.state_variants import STATE_VARIANTS
@@ -131,15 +134,23 @@ def test_static_steps_leave_the_states_of_others_alone(name: str) -> None:
 
 
 def test_choices_and_grammars() -> None:
-    """Three choices of one prompt, and an answer that a grammar rules."""
+    """Three choices of one prompt, three beams, and an answer that a grammar rules."""
     directory = directory_of(IN_ALL_WAYS)
     prompt = prompts((37,))[0]
-    expected = hf_greedy(hf_model(directory), prompt, MAX_TOKENS)
+    judge = hf_model(directory)
+    expected = hf_greedy(judge, prompt, MAX_TOKENS)
     options: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 128, "num_blocks": 100}
     with LLM(str(directory), tokenizer=str(ASSETS / "tiny-chat"), **options) as llm:
         params = SamplingParams(n=3, temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
         (answer,) = llm.generate([prompt], params, use_tqdm=False)
         assert [list(choice.token_ids) for choice in answer.outputs] == [expected] * 3
+        (found,) = llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=MAX_TOKENS, ignore_eos=True))
+        assert len({tuple(beam.tokens) for beam in found.sequences}) == 3
+        for beam in found.sequences:  # each step of a beam forks a state
+            with torch.inference_mode():
+                exact = torch.log_softmax(judge(torch.tensor([beam.tokens])).logits[0], dim=-1)
+            places = range(len(prompt), len(beam.tokens))
+            assert beam.cum_logprob == pytest.approx(sum(float(exact[i - 1, beam.tokens[i]]) for i in places), abs=1e-3)
         ruled = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, structured_outputs={"regex": "(yes|no)"})
         (answer,) = llm.generate([prompt], ruled, use_tqdm=False)
         assert answer.outputs[0].text in ("yes", "no")
@@ -186,6 +197,36 @@ def test_states_of_16_bits(name: str) -> None:
     options = {"max_model_len": 256, "recurrent_state_dtype": "bfloat16"}
     error = (all_logits(Driver(str(directory), chunk=7, **options), prompt) - exact).abs().max()
     assert 1e-5 < error / exact.abs().max() < 5e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hit_at_every_kept_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where answers left them; and one that another replica began goes on from what this one keeps."""
+    monkeypatch.setattr(state_manager, "INTERVAL", 32)
+    monkeypatch.setattr(state_manager, "ROLLING", 16)
+    directory, first = directory_of(name), prompts((120,))[0]
+    judge = hf_model(directory)
+    with started(directory, max_num_seqs=2, num_blocks=400, max_model_len=256) as core:
+
+        def ask(number: int, request: EngineRequest, expected: list[int]) -> int:
+            results = run(core, [replace(request, request_id=str(number))])
+            assert results.tokens[str(number)] == expected
+            return results.final[str(number)].num_cached_tokens
+
+        def request(prompt: list[int], count: int = MAX_TOKENS) -> EngineRequest:
+            return make_request("", prompt, max_tokens=count, temperature=0.0, ignore_eos=True)
+
+        answer = hf_greedy(judge, first, 24)
+        assert ask(0, request(first, 24), answer) == 0
+        whole = [*first, *answer]
+        kept = [32, 64, 96, 112, 128]
+        for number, place in enumerate(reversed(kept), 1):  # a shallower one is a fork of what is there
+            prompt = [*whole[: place + 1], (whole[place + 1] + 1) % 300, 7, 8]
+            assert ask(number, request(prompt), hf_greedy(judge, prompt, MAX_TOKENS)) == place
+        elsewhere = replace(request(first, 24), output_token_ids=answer[:15])
+        assert ask(9, elsewhere, answer[15:]) == 0, "its client has been told of the first replica's"
+        assert core.stats().figures["prefix_cache_hits"] >= sum(kept) + 128
+        assert_idle(core)
 
 
 def test_states_come_back_from_the_host() -> None:
