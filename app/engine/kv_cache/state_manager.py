@@ -83,8 +83,8 @@ class StateManager(KVCacheManager):
         """Blocks that another request is computing just now, up to the last behind which it will leave a state."""
         if request.skips_cache_read:
             return 0
-        hashes = request.block_hashes
-        for count in range((request.num_tokens - 1) // self.block_size, num_found, -1):
+        hashes = request.block_hashes  # one that was preempted knows more tokens than it has hashed
+        for count in range(min(len(hashes), (request.num_tokens - 1) // self.block_size), num_found, -1):
             maker = self._leaves.get(hashes[count - 1])
             if maker is not None and not maker.paused:
                 return count - num_found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from app.deployments.routing.prefix_index import PrefixIndex
 from app.engine.kv_cache.prefix_hit import LOADED
 from app.engine.kv_cache.state_events import StateEvents
@@ -17,6 +19,7 @@ from app.records.state_pool import StatePool
 from benchmarks.agent_trace import sessions, share
 from tests.engine.kv_cache.test_kv_cache_manager import make_request
 from tests.engine.kv_cache.test_state_manager import SIZE, prefill
+from tests.engine.scheduler.random_run import RandomRun
 
 
 class Heard:
@@ -143,3 +146,23 @@ def test_agents_find_nearly_what_a_dense_model_finds() -> None:
     assert states["prompt_tokens"] > 100_000
     assert states["cached"] > 0.95 * dense["cached"] > 0.5
     assert states["broken_promises"] == 0
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(40, 2000, 40))])
+def test_random_lives(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact tokens, the right state behind each hit, and nothing held in the end."""
+    preemptions = hits = loads = states = 0
+    for seed in range(first, first + 40):
+        try:
+            run = RandomRun(seed, monkeypatch, num_stages=1 + seed % 4, has_states=True)
+            stats = run.play().stats()
+        except Exception as error:
+            raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
+        preemptions += stats.figures["preemptions"]
+        hits += stats.figures["found_tokens"]
+        loads += stats.figures["loaded_tokens"]
+        states += run.device.num_given
+    assert preemptions > 20
+    assert hits > 300
+    assert loads > 0
+    assert states > 10

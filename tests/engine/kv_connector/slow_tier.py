@@ -44,6 +44,7 @@ class SlowTier(FakeExecutor):
                 self.loads[block] = (step, left - 1, content)
         if step_message.transfers is not None:
             self.copy(step_message.step_id, step_message.transfers)
+        self.copy_states(step_message)
         self.alone = len(step_message.rows) == 1
         output = super().execute(step_message)
         output.loading_since = min((step for step, _, _ in self.loads.values()), default=0)
@@ -59,6 +60,9 @@ class SlowTier(FakeExecutor):
             self.loads[block] = (step_id, self.rng.randint(0, self.delay), self.host[slot].copy())
             self.kv[block] = RUBBISH
             self.num_loaded += 1
+
+    def copy_states(self, step_message: SchedulerOutput) -> None:
+        """Nothing keeps states here."""
 
     def finish(self, block: int) -> None:
         if block in self.loads:

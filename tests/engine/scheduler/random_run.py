@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
+from app.engine.kv_cache import state_manager
 from app.engine.scheduler import scheduler as scheduler_module
 from app.engine.scheduler import token_masks as token_masks_module
 from app.records.kv_groups import WHOLE, KVGroups, Windows
 from app.records.request import EngineRequest
+from app.records.state_pool import StatePool
 from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.structured.masks import DraftMasks
 from app.structured.matcher import Matcher
 from tests.engine.core_driver import KEY, Results, assert_idle, fake_info, make_request
 from tests.engine.fake_executor import VOCAB, DeviceRow, expected_tokens, sampling_key
-from tests.engine.kv_cache.window_device import WindowDevice
+from tests.engine.kv_cache.state_device import StateDevice
 
 MAX_STEPS = 60_000
 
@@ -73,7 +75,7 @@ def mask_drafts(proposed: list[tuple[CountingMatcher, list[int]]]) -> list[Draft
     return found
 
 
-class Device(WindowDevice):
+class Device(StateDevice):
     """Every row with a grammar must sample under a mask made after its latest token, and after each of its drafts."""
 
     def execute(self, step_message: SchedulerOutput) -> ModelRunnerOutput:
@@ -107,6 +109,7 @@ class RandomRun:
     num_stages: int | None = None
     is_plain: bool = False
     has_windows: bool = False  # layers in groups, some of which keep only a window
+    has_states: bool = False  # layers that keep states
     each_step: Callable[[EngineCore], None] | None = None
     results: Results = field(default_factory=Results)
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -133,7 +136,7 @@ class RandomRun:
             scheduling_policy=rng.choice(["fcfs", "priority"]),
         )
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
-        most_drafts = 0 if self.is_plain else rng.choice([0, 1, 4])
+        most_drafts = 0 if self.is_plain or self.has_states else rng.choice([0, 1, 4])
         drafts = {"num_draft_tokens": most_drafts, "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
         windows = self.draw_windows() if self.has_windows else WHOLE
         if self.has_windows:
@@ -144,6 +147,10 @@ class RandomRun:
             num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, windows=windows, **drafts
         )
         device.max_num_batched_tokens = budget
+        if self.has_states:
+            self.monkeypatch.setattr(state_manager, "INTERVAL", 16)
+            self.monkeypatch.setattr(state_manager, "ROLLING", 16)
+            device.info = replace(device.info, states=StatePool(8, None, rng.choice([1, 2, 5])))
         self.device = device
         self.core = EngineCore(config, fake_info(), device, KEY)
         self.core.start()
