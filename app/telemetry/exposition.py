@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from app.telemetry.metrics import METRICS, Histogram, Metric, Snapshot
+from app.telemetry.metrics import METRICS, Metric
+from app.telemetry.metrics_recorder import Histogram, Snapshot
 
 
 class _Collected(Collector):

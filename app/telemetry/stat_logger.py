@@ -12,7 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from app.telemetry.metrics import METRICS, Snapshot
+from app.telemetry.metrics import METRICS
+from app.telemetry.metrics_recorder import Snapshot
 
 Figures = Mapping[str, float]
 COMPLAINT_S = 60.0  # between two lines about a logger that fails

@@ -27,7 +27,7 @@ from app.errors import MantaError
 from app.records.load_report import LoadReport
 from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 from app.text.chat_template import ChatTemplate
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer

@@ -7,7 +7,8 @@ from typing import Any
 import psutil
 
 from app.telemetry.exposition import render
-from app.telemetry.metrics import METRICS, MetricsRecorder, decode_snapshot
+from app.telemetry.metrics import METRICS
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from loadtest import memory
 from loadtest.soak import SMALL, edit, table, verdict
 

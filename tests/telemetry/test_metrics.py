@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.telemetry.exposition import render
-from app.telemetry.metrics import ITL_S, LABEL_VALUES, METRICS, MetricsRecorder, decode_snapshot
+from app.telemetry.metrics import ITL_S, LABEL_VALUES, METRICS
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 
 # The series that vLLM's own dashboards query.
 DASHBOARDS = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 from app.telemetry.stat_logger import Figures, LogLine, StatLogger, StatLoggers, figures_of
 from tests.limits import patience_s, wait_until
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from starlette.types import Scope
 
 from app.api.http.declared_routes import declared_routes
-from app.telemetry.metrics import LABEL_VALUES, MetricsRecorder
+from app.telemetry.metrics import LABEL_VALUES
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 NO_ROUTE = "none"
 OTHER_METHOD = "other"

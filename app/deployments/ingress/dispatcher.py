@@ -30,7 +30,7 @@ from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
 from app.records.adapter import AdapterAsk
 from app.records.outputs import EngineOutput, FinishReason
 from app.records.request import EngineRequest
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
 PLANNED_WAIT_S = 600.0  # one whose replica was taken out of service: the next one may have a large model to load

@@ -55,7 +55,7 @@ from app.heap import map_large_blocks, settle_heap
 from app.media.reader import MediaReader
 from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest, Placement
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 from app.telemetry.tenant_tokens import TenantLabels
 from app.telemetry.tracing import Tracing
 from app.text.served_model import ServedModel

@@ -14,7 +14,7 @@ from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import EngineHandles, metrics_snapshots
 from app.deployments.ingress.peers import Peers
 from app.telemetry.exposition import render
-from app.telemetry.metrics import Snapshot, decode_snapshot
+from app.telemetry.metrics_recorder import Snapshot, decode_snapshot
 
 TIMEOUT_S = 2.0  # for each replica; the page does without those that do not answer
 

@@ -10,7 +10,8 @@ from app.config.slo import SloConfig
 from app.deployments.replica.objectives import Objectives
 from app.records.outputs import FinishReason
 from app.records.stats import EngineStats, RequestTimings, StepStats
-from app.telemetry.metrics import METRICS, Histogram, MetricsRecorder, Snapshot
+from app.telemetry.metrics import METRICS
+from app.telemetry.metrics_recorder import Histogram, MetricsRecorder, Snapshot
 from app.telemetry.tenant_tokens import TenantLabels, TenantTokens
 
 MAX_REASONS = 10_000

@@ -55,7 +55,7 @@ from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.worker_info import WorkerInfo
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 from app.telemetry.stat_logger import StatLoggers
 from app.telemetry.tenant_tokens import TenantLabels
 

@@ -6,7 +6,7 @@ from collections import deque
 
 from app.config.slo import SloConfig
 from app.records.stats import RequestTimings
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 WINDOW = 1000  # requests that the share of each objective goes by
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from ray.util.metrics import Gauge
 
 from app.telemetry.exposition import cumulative
-from app.telemetry.metrics import METRICS, Histogram, Metric, Snapshot
+from app.telemetry.metrics import METRICS, Metric
+from app.telemetry.metrics_recorder import Histogram, Snapshot
 
 SCALARS = (
     "vllm:num_requests_running",

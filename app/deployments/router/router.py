@@ -29,7 +29,7 @@ from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
 from app.errors import EngineDeadError
 from app.heap import settle_heap
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 PING_TIMEOUT_S = 1.0
 _ADMISSION = AdmissionConfig()

@@ -18,7 +18,7 @@ from app.api.openai.responses_protocol import InputTokensRequest
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 HI = [{"role": "user", "content": "hi"}]
 LENIENT: list[tuple[str, dict[str, Any]]] = [

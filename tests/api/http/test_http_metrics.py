@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from app.api.http.http_metrics import HttpMetrics
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 
 @pytest.fixture

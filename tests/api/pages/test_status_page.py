@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.telemetry.exposition import render
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests.api.pages.browser import ENTER, Browser
 
 

@@ -21,7 +21,7 @@ from app.errors import PoisonedRequestError
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
-from app.telemetry.metrics import Snapshot, decode_snapshot
+from app.telemetry.metrics_recorder import Snapshot, decode_snapshot
 from tests.deployments.two_engines import TwoEngines
 from tests.limits import run
 

@@ -55,7 +55,7 @@ from app.records.outputs import EngineOutput
 from app.records.request import Deadline, EngineRequest, Placement, ServiceClass
 from app.records.sampling_params import SamplingParams
 from app.records.stats import QueuedWork
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests import limits
 from tests.limits import run, until
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from app.deployments.ingress.ingress import Ingress
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests.limits import run
 
 

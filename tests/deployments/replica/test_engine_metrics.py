@@ -19,7 +19,7 @@ from app.records.request import CANARY_TENANT, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from app.records.stats import EngineStats, RequestTimings
 from app.telemetry.exposition import render
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from app.telemetry.tenant_tokens import TenantLabels
 from tests.engine.core_driver import make_core, make_request
 

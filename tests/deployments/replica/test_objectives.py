@@ -12,7 +12,7 @@ from app.deployments.replica.objectives import Objectives
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.stats import RequestTimings
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 
 GOOD = RequestTimings(
     spec=EngineRequest("r", [], SamplingParams()),

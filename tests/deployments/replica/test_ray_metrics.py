@@ -13,7 +13,7 @@ from ray.dashboard.modules.metrics.dashboards import serve_llm_dashboard_panels 
 
 from app.deployments.replica.engine_metrics import EngineMetrics
 from app.deployments.replica.ray_metrics import HISTOGRAMS, RayMirror
-from app.telemetry.metrics import MetricsRecorder
+from app.telemetry.metrics_recorder import MetricsRecorder
 from tests import limits
 from tests.deployments.replica.test_engine_metrics import stats, timings
 

@@ -14,7 +14,7 @@ from app.deployments.router.router import Router
 from app.records.block_hash import hash_blocks, root_hash
 from app.records.kv_events import KVEventLog
 from app.telemetry.exposition import render
-from app.telemetry.metrics import decode_snapshot
+from app.telemetry.metrics_recorder import decode_snapshot
 from tests.deployments.channel.test_feeds import BLOCK_SIZE, Cluster, Replica, hashes
 from tests.limits import run, until
 

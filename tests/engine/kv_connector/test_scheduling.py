@@ -11,7 +11,7 @@ from app.deployments.replica.engine_metrics import EngineMetrics
 from app.engine.core import EngineCore
 from app.engine.kv_connector.host_memory import HostMemory
 from app.records.request import EngineRequest
-from app.telemetry.metrics import MetricsRecorder, decode_snapshot
+from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests.engine.core_driver import Results, assert_idle, make_request, run
 from tests.engine.fake_executor import VOCAB, expected_tokens
 from tests.engine.kv_connector.slow_tier import slow_core
