@@ -146,6 +146,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
               "vllm:external_prefix_cache_queries_total", "engine"),
         rate("Bytes to host memory", "manta:kv_host_stored_bytes_total", "engine", "Bps"),
         rate("Bytes from host memory", "manta:kv_host_loaded_bytes_total", "engine", "Bps"),
+        share("Pictures found encoded", "vllm:mm_cache_hits_total", "vllm:mm_cache_queries_total", "engine"),
         gauge("Load of experts, largest to mean", "manta:expert_imbalance", "engine"),
         rate("Experts moved", "manta:experts_moved_total", "engine", "ops"),
         quantiles("Prompt tokens of a request", "vllm:request_prompt_tokens", unit="short"),
