@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from app.media.processors.base import Layout
 from app.records.media import DIGEST_BYTES, MediaItem
+from app.records.sized_cache import SizedCache
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,29 +36,18 @@ def digest_of(key: bytes, parts: Sequence[bytes]) -> bytes:
 
 
 class PictureCache:
-    """Pictures by a digest of their files: bounded in bytes, those not used for longest go first."""
+    """Pictures by a digest of their files, for many threads; bounded in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
+        self._pictures: SizedCache[Picture] = SizedCache(max_bytes)
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> Picture | None:
         """The picture of a file; None: it is not here."""
         with self._lock:
-            picture = self._pictures.get(key)
-            if picture is not None:
-                self._pictures.move_to_end(key)
-            return picture
+            return self._pictures.find(key)
 
     def add(self, key: bytes, picture: Picture) -> None:
         """Keep a picture, if one of its size may be kept."""
         with self._lock:
-            if key in self._pictures or len(picture.pixels) > self._max_bytes:
-                return
-            self._pictures[key] = picture
-            self._num_bytes += len(picture.pixels)
-            while self._num_bytes > self._max_bytes:
-                _, oldest = self._pictures.popitem(last=False)
-                self._num_bytes -= len(oldest.pixels)
+            self._pictures.keep(key, picture, len(picture.pixels))

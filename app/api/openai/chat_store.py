@@ -232,4 +232,4 @@ def _message(message_id: str, message: ChatMessage) -> dict[str, Any]:
     parts = message.content if isinstance(message.content, list) else None
     said = {"content": None if message.content is None else message.text(), "refusal": None, "name": None}
     said |= message.model_dump(by_alias=True, exclude_none=True, exclude={"content"})
-    return {"id": message_id, **said, "content_parts": parts and [{"type": "text", "text": p.text} for p in parts]}
+    return {"id": message_id, **said, "content_parts": parts and [part.model_dump(exclude_none=True) for part in parts]}
