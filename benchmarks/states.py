@@ -30,9 +30,9 @@ STEPS = 32
 PARTS = {
     "states": r"delta_|space_|selective_scan|causal_conv|leave_inputs|gated_norm",
     "experts": r"expert|gate_top|route|moe|sort",
-    "attention": r"attend|attention|prefill|decode_kernel|split|write_kv|rotat|rope",
-    "sampling": r"gumbel|sample|penal|logit",
     "products": r"nvjet|gemm|cutlass|linear|splitK|cublas|gemv",
+    "attention": r"attend|attention|prefill|decode_kernel|split|write_kv|rotat|rope",
+    "sampling": r"gumbel|sample|penal|logit|read_kernel|draw_kernel|count_kernel",
 }
 Kernels = list[tuple[str, tuple[float, float]]]  # name, (us, launches)
 

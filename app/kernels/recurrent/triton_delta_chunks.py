@@ -2,10 +2,10 @@
 """Gated delta nets over many tokens in Triton, a chunk at a time.
 
 What each token of a chunk changes depends on those before it by a triangular system (the WY form of Yang et al., 2024).
-It is solved for all chunks at once, in fp32: blocks of 16 x 16 row by row, side by side, and what stands between the
-blocks by products. Then a program for some of a head's values goes from chunk to chunk, its state in registers. Queries
-and keys stay as they came, so that products read them from shared memory: what norms and decays them are factors of
-tokens, which go into what the products make.
+All chunks' are inverted at once by products, of blocks twice as large each time; in 16 bits their factors are fp16,
+whose mantissas are longer (entries are small: each update is a contraction). Then a program for some of a head's values
+goes from chunk to chunk, its state in registers. Queries and keys stay as they came, so that products read them from
+shared memory: what norms and decays them are factors of tokens, which go into what the products make.
 """
 
 from __future__ import annotations
@@ -24,35 +24,28 @@ from app.kernels.recurrent.triton_gated_norm import write_gated_norm
 from app.kernels.recurrent.triton_math import softplus
 
 _LEAST_DOT = 16  # of each side of a product
-_BLOCK = 16  # of a triangular system, solved row by row
 _VALUES = 64  # of a head that a program takes through the chunks
 CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
 
 
 @triton.jit
-def inverse(b_system, L: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(1 + system)^-1 of a strictly lower triangular system, fp32 [L, L].
+def inverse(b_system, L: tl.constexpr, LEVELS: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """(1 + system)^-1 of a strictly lower triangular system, fp32 [L, L], L = 2^LEVELS; products are of TYPE.
 
-    With D the inverses of the blocks along the diagonal and M = D (what is left of them), it is (1 + M)^-1 D. M has L /
-    BLOCK blocks of rows and nothing on its diagonal, so its fourth power is 0 and (1 + M)^-1 = (1 + M^2)(1 - M).
+    With the inverse D of the blocks along the diagonal at hand, and N what stands between two neighbours, that of
+    blocks twice as large is D - D N D. Blocks of 2 are inverted by a change of sign.
     """
-    BLOCKS: tl.constexpr = L // BLOCK
-    o_b, o_s = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
-    m_own = o_b[:, None, None, None] == o_b[None, None, :, None]
-    b_parts = tl.reshape(b_system, [BLOCKS, BLOCK, BLOCKS, BLOCK])
-    b_own = tl.sum(tl.where(m_own, b_parts, 0.0), 2)
-    b_inverse = tl.where(o_s[None, :, None] == o_s[None, None, :], 1.0, 0.0) + tl.zeros_like(b_own)
-    for i in range(1, BLOCK):  # each row is what is left of the unit row once those before it are taken off
-        m_row = (o_s == i)[None, :, None]
-        b_row = tl.sum(tl.where(m_row, b_own, 0.0), 1)
-        b_off = tl.sum(b_row[:, :, None] * b_inverse, 1)
-        b_inverse = tl.where(m_row, b_inverse - b_off[:, None, :], b_inverse)
-    b_wide = tl.reshape(tl.where(m_own, b_inverse[:, :, None, :], 0.0), [L, L])
-    b_between = tl.reshape(tl.where(m_own, 0.0, b_parts), [L, L])
-    b_m = tl.dot(b_wide, b_between, input_precision=PRECISION)
-    b_less = b_wide - tl.dot(b_m, b_wide, input_precision=PRECISION)
-    b_m2 = tl.dot(b_m, b_m, input_precision=PRECISION)
-    return b_less + tl.dot(b_m2, b_less, input_precision=PRECISION)
+    o_l = tl.arange(0, L)
+    m_own = o_l[:, None] // 2 == o_l[None, :] // 2
+    b_inverse = tl.where(o_l[:, None] == o_l[None, :], 1.0, tl.where(m_own, -b_system, 0.0))
+    for i in tl.static_range(1, LEVELS):
+        m_own = o_l[:, None] // (1 << i) == o_l[None, :] // (1 << i)
+        m_both = o_l[:, None] // (2 << i) == o_l[None, :] // (2 << i)
+        b_known = b_inverse.to(TYPE)
+        b_between = tl.where(m_own, 0.0, tl.where(m_both, b_system, 0.0)).to(TYPE)
+        b_half = tl.dot(b_known, b_between, input_precision=PRECISION).to(TYPE)
+        b_inverse -= tl.dot(b_half, b_known, input_precision=PRECISION)
+    return b_inverse
 
 
 @quick_launch
@@ -61,7 +54,7 @@ def delta_chunk_kernel(
     p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_chunks, p_read, p_new, p_pairs, p_factors, base, num_tokens,
     stride_mixed, stride_a, stride_b, scale, rate_scale,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    L: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+    L: tl.constexpr, LEVELS: tl.constexpr, EPS: tl.constexpr, SOLVED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (N, HV): of a chunk, what its tokens change if the state before it is zeros (`new`), what of that state
     they take off (`read`), what each query gets of each change (`pairs`), and three factors of each token."""
@@ -69,40 +62,44 @@ def delta_chunk_kernel(
     i_key = i_h // (HV // HK)
     b_first, b_end = tl.load(p_chunks + 2 * i_c), tl.load(p_chunks + 2 * i_c + 1)
     o_l, o_k, o_v = tl.arange(0, L), tl.arange(0, BK), tl.arange(0, BV)
-    o_t = (b_first + o_l).to(tl.int64)
-    m_l, m_k, m_v = b_first + o_l < b_end, o_k < DK, o_v < DV
+    m_l, m_k, m_v = o_l < b_end - b_first, o_k < DK, o_v < DV
     m_lk, m_lv = m_l[:, None] & m_k[None, :], m_l[:, None] & m_v[None, :]
-    p_query = p_mixed + o_t[:, None] * stride_mixed + i_key * DK + o_k[None, :]
-    b_q = tl.load(p_query, mask=m_lk, other=0.0)
-    b_k = tl.load(p_query + HK * DK, mask=m_lk, other=0.0)
+    i_first, i_own = b_first.to(tl.int64), (b_first - base).to(tl.int64)  # among all tokens, and among the long rows'
+    p_row = p_mixed + i_first * stride_mixed
+    o_key = o_l[:, None] * stride_mixed + o_k[None, :]
+    b_q = tl.load(p_row + i_key * DK + o_key, mask=m_lk, other=0.0)
+    b_k = tl.load(p_row + (HK + i_key) * DK + o_key, mask=m_lk, other=0.0)
     b_qn = tl.rsqrt(tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1) + EPS) * scale
     b_kn = tl.rsqrt(tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1) + EPS)
-    b_a = tl.load(p_a + o_t * stride_a + i_h, mask=m_l, other=0.0).to(tl.float32) + tl.load(p_dt_bias + i_h)
-    b_log = tl.where(m_l, -tl.exp(tl.load(p_a_log + i_h)) * softplus(b_a), 0.0)
+    b_a = tl.load(p_a + i_first * stride_a + i_h + o_l * stride_a, mask=m_l, other=0.0).to(tl.float32)
+    b_log = -tl.exp(tl.load(p_a_log + i_h)) * softplus(b_a + tl.load(p_dt_bias + i_h))
+    b_log = tl.where(m_l, b_log, 0.0)
     b_sum, b_last = tl.cumsum(b_log, 0), tl.sum(b_log, 0)
-    b_rate = tl.sigmoid(tl.load(p_b + o_t * stride_b + i_h, mask=m_l, other=0.0).to(tl.float32)) * rate_scale
-    o_in = (o_t - base) * HV + i_h
-    p_factor = p_factors + i_h.to(tl.int64) * num_tokens + o_t - base
-    tl.store(p_factor, b_qn * tl.exp(b_sum), mask=m_l)
-    tl.store(p_factor + num_tokens * HV, b_kn * tl.exp(b_last - b_sum), mask=m_l)
-    tl.store(p_factor + num_tokens * (2 * HV), tl.exp(b_sum), mask=m_l)
+    b_b = tl.load(p_b + i_first * stride_b + i_h + o_l * stride_b, mask=m_l, other=0.0).to(tl.float32)
+    b_rate = tl.sigmoid(b_b) * rate_scale
+    p_factor = p_factors + i_h.to(tl.int64) * num_tokens + i_own
+    tl.store(p_factor + o_l, b_qn * tl.exp(b_sum), mask=m_l)
+    tl.store(p_factor + num_tokens * HV + o_l, b_kn * tl.exp(b_last - b_sum), mask=m_l)
+    tl.store(p_factor + num_tokens * (2 * HV) + o_l, tl.exp(b_sum), mask=m_l)
     TYPE = p_mixed.dtype.element_ty
     m_seen = o_l[:, None] >= o_l[None, :]
     b_between = tl.where(m_seen, tl.exp(tl.where(m_seen, b_sum[:, None] - b_sum[None, :], 0.0)), 0.0)
     b_between *= b_kn[None, :]
     b_pairs = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * b_between * b_qn[:, None]
-    p_pair = p_pairs + o_in[:, None] * L + o_l[None, :]
-    tl.store(p_pair, b_pairs.to(TYPE), mask=m_l[:, None])
+    p_pair = p_pairs + (i_own * HV + i_h) * L
+    tl.store(p_pair + o_l[:, None] * (HV * L) + o_l[None, :], b_pairs.to(TYPE), mask=m_l[:, None])
     b_system = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION) * b_between * (b_kn * b_rate)[:, None]
     b_system = tl.where(o_l[:, None] == o_l[None, :], 0.0, b_system)
-    b_inverse = inverse(b_system, L, BLOCK, PRECISION) * b_rate[None, :]
+    b_inverse = inverse(b_system, L, LEVELS, SOLVED, PRECISION) * b_rate[None, :]
     b_keys = (b_inverse * (b_kn * tl.exp(b_sum))[None, :]).to(TYPE)
     b_read = tl.dot(b_keys, b_k, input_precision=PRECISION)
-    tl.store(p_read + o_in[:, None] * DK + o_k[None, :], b_read.to(TYPE), mask=m_lk)
-    p_value = p_mixed + o_t[:, None] * stride_mixed + 2 * HK * DK + i_h * DV + o_v[None, :]
-    b_v = tl.load(p_value, mask=m_lv, other=0.0)
+    p_out = p_read + (i_own * HV + i_h) * DK
+    tl.store(p_out + o_l[:, None] * (HV * DK) + o_k[None, :], b_read.to(TYPE), mask=m_lk)
+    p_value = p_row + 2 * HK * DK + i_h * DV
+    b_v = tl.load(p_value + o_l[:, None] * stride_mixed + o_v[None, :], mask=m_lv, other=0.0)
     b_new = tl.dot(b_inverse.to(TYPE), b_v, input_precision=PRECISION)
-    tl.store(p_new + o_in[:, None] * DV + o_v[None, :], b_new.to(TYPE), mask=m_lv)
+    p_out = p_new + (i_own * HV + i_h) * DV
+    tl.store(p_out + o_l[:, None] * (HV * DV) + o_v[None, :], b_new.to(TYPE), mask=m_lv)
 
 
 @quick_launch
@@ -126,28 +123,33 @@ def delta_scan_kernel(
     b_state = tl.load(p_states + b_source * HV * DV * DK + o_state, mask=m_state & (b_source >= 0), other=0.0)
     b_state = b_state.to(tl.float32)
     TYPE = p_mixed.dtype.element_ty
+    b_begin = b_first.to(tl.int64)
+    # Places of a chunk's numbers behind its first one's.
+    o_key, o_read = o_l[:, None] * stride_mixed + o_k[None, :], o_l[:, None] * (HV * DK) + o_k[None, :]
+    o_value, o_pair = o_l[None, :] * (HV * DV) + o_v[:, None], o_l[:, None] * (HV * L) + o_l[None, :]
     for i_t in range(b_first, b_end, L):
-        o_t = (i_t + o_l).to(tl.int64)
-        m_l = i_t + o_l < b_end
+        m_l = o_l < b_end - i_t
         m_lk, m_vl = m_l[:, None] & m_k[None, :], m_v[:, None] & m_l[None, :]
-        o_in = (o_t - base) * HV + i_h
-        p_factor = p_factors + i_h.to(tl.int64) * num_tokens - base
-        b_read = tl.load(p_read + o_in[:, None] * DK + o_k[None, :], mask=m_lk, other=0.0)
-        b_new = tl.load(p_new + o_in[None, :] * DV + o_v[:, None], mask=m_vl, other=0.0).to(tl.float32)
-        p_query = p_mixed + o_t[:, None] * stride_mixed + i_key * DK + o_k[None, :]
-        b_q = tl.load(p_query, mask=m_lk, other=0.0)
-        b_k = tl.load(p_query + HK * DK, mask=m_lk, other=0.0)
-        b_pairs = tl.load(p_pairs + o_in[:, None] * L + o_l[None, :], mask=m_l[:, None], other=0.0)
-        b_query_factor = tl.load(p_factor + o_t, mask=m_l, other=0.0)
-        b_key_factor = tl.load(p_factor + num_tokens * HV + o_t, mask=m_l, other=0.0)
-        b_kept = tl.load(p_factor + num_tokens * (2 * HV) + tl.minimum(i_t + L, b_end) - 1)
+        i_first = b_begin + (i_t - b_first)
+        i_own = i_first - base
+        i_head = i_own * HV + i_h
+        p_query = p_mixed + i_first * stride_mixed + i_key * DK
+        p_factor = p_factors + i_h.to(tl.int64) * num_tokens + i_own
+        b_read = tl.load(p_read + i_head * DK + o_read, mask=m_lk, other=0.0)
+        b_new = tl.load(p_new + i_head * DV + o_value, mask=m_vl, other=0.0).to(tl.float32)
+        b_q = tl.load(p_query + o_key, mask=m_lk, other=0.0)
+        b_k = tl.load(p_query + HK * DK + o_key, mask=m_lk, other=0.0)
+        b_pairs = tl.load(p_pairs + i_head * L + o_pair, mask=m_l[:, None], other=0.0)
+        b_query_factor = tl.load(p_factor + o_l, mask=m_l, other=0.0)
+        b_key_factor = tl.load(p_factor + num_tokens * HV + o_l, mask=m_l, other=0.0)
+        b_kept = tl.load(p_factor + num_tokens * (2 * HV) + tl.minimum(L, b_end - i_t) - 1)
         b_before = b_state.to(TYPE)
         b_change = b_new - tl.dot(b_before, tl.trans(b_read), input_precision=PRECISION)
         b_o = tl.dot(b_before, tl.trans(b_q), input_precision=PRECISION) * b_query_factor[None, :]
         b_left = (b_change * b_key_factor[None, :]).to(TYPE)
         b_state = b_state * b_kept + tl.dot(b_left, b_k, input_precision=PRECISION)
         b_o += tl.dot(b_change.to(TYPE), tl.trans(b_pairs), input_precision=PRECISION)
-        tl.store(p_out + o_in[None, :] * DV + o_v[:, None], b_o.to(TYPE), mask=m_vl)
+        tl.store(p_out + i_head * DV + o_value, b_o.to(TYPE), mask=m_vl)
     tl.store(p_states + b_slot * HV * DV * DK + o_state, b_state, mask=m_state & (b_slot >= 0))
 
 
@@ -173,7 +175,8 @@ def delta_chunks(
     delta_chunk_kernel[(len(step.chunks), h.num_values)](
         mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, step.chunks, read, new, pairs, factors, base, num_tokens,
         mixed.stride(0), gates.a.stride(0), gates.b.stride(0), h.key_dim**-0.5, gates.rate_scale,
-        **sizes, BV=value_tile, L=CHUNK, BLOCK=_BLOCK, EPS=UNIT_EPS, PRECISION=precision, num_warps=CHUNK_WARPS,
+        **sizes, BV=value_tile, L=CHUNK, LEVELS=CHUNK.bit_length() - 1, EPS=UNIT_EPS,
+        SOLVED=tl.float32 if is_exact else tl.float16, PRECISION=precision, num_warps=CHUNK_WARPS,
     )  # fmt: skip
     tile = min(value_tile, _VALUES)
     delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](

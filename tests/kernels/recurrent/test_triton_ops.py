@@ -100,12 +100,28 @@ def test_in_16_bits(op: str, heads: DeltaHeads, name: str, dtype: torch.dtype) -
     """Rounded inputs through the kernels, and through the reference in fp32."""
     case = CASES[name]
     mixed, gates, norm = cases.delta_inputs(case, heads, by_channel=op == "channel_delta")
-    mixed, gate = mixed.to(dtype), norm.gate.to(dtype)
+    mixed, norm = mixed.to(dtype), replace(norm, gate=norm.gate.to(dtype))
     step = cases.step_of(case)
     states = cases.states(heads.num_values, heads.value_dim, heads.key_dim, step=step)
     expected = getattr(reference.OPS, op)(
-        mixed.float(), heads, gates, type(norm)(gate.float(), norm.weight, norm.eps), states.clone(), step
+        mixed.float(), heads, gates, replace(norm, gate=norm.gate.float()), states.clone(), step
     )
-    found = getattr(OPS, op)(mixed, heads, gates, type(norm)(gate, norm.weight, norm.eps), states, step)
+    found = getattr(OPS, op)(mixed, heads, gates, norm, states, step)
+    live = case.num_tokens - case.padded * max(case.each, 1)
+    assert ((found.float() - expected)[:live].abs().max() / expected[:live].abs().max()) < 0.03
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list(CASES))
+def test_state_space_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    """The same of Mamba 2: heads of 64 numbers, groups of 128 states."""
+    case = CASES[name]
+    inputs, step = cases.space_inputs(case, 4, 64, 2, 128), cases.step_of(case)
+    rounded = replace(inputs, **{part: getattr(inputs, part).to(dtype) for part in ("x", "b", "c", "dt")})
+    exact = replace(rounded, **{part: getattr(rounded, part).float() for part in ("x", "b", "c", "dt")})
+    states = cases.states(4, 64, 128, step=step)
+    expected = reference.OPS.state_space(exact, states.clone(), step)
+    found = OPS.state_space(rounded, states, step)
     live = case.num_tokens - case.padded * max(case.each, 1)
     assert ((found.float() - expected)[:live].abs().max() / expected[:live].abs().max()) < 0.03
