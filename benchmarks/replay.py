@@ -1,33 +1,108 @@
-"""A drafter that replays what a run without drafts said, and lies at imposed places: `benchmarks.speculation` measures
-with it. With `model`, it also runs the EAGLE-3 drafter of that checkpoint, whose drafts it drops."""
+"""Texts that are told in advance, and a drafter that knows them and lies at imposed places: `benchmarks.speculation`.
+
+While `told` holds, every token that a step draws is replaced by one that its position decides, behind the draw: so
+acceptance holds whatever the sums of a step with more tokens round to. With `model`, the drafter also runs the EAGLE-3
+drafter of that checkpoint, whose drafts it drops.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
+from unittest import mock
 
 import torch
 
 from app.backends import PROPOSERS
 from app.layers.attention_layer import AttentionLayer
-from app.records.step import NewRequest
+from app.worker.graphs import static_step
+from app.worker.logits_processors.base import SamplingStep
+from app.worker.sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
 from app.worker.spec_decode.eagle3 import Eagle3Proposer
 
 NAME = "replay"
 PROPOSERS._table.setdefault(NAME, f"{__name__}:Replay")
+MOST_SEEDS = 400
+_FACTOR = 2654435761  # Knuth's
 
 
 @dataclass(slots=True)
-class Script:
-    """What requests will say, by their prompts, and how often a draft is right: the whole process's."""
+class Imposed:
+    """Says which drafts are wrong, for drafters that are made later: the whole process's."""
 
-    answers: dict[tuple[int, ...], list[int]]
-    acceptance: float = 1.0
+    lies: torch.Tensor  # int64 [W]: 1 at the positions whose drafts are
 
 
-SCRIPT = Script({})
+IMPOSED = Imposed(torch.zeros(1, dtype=torch.int64))
+
+
+def text_at(positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The token of every request at these positions."""
+    return (positions * _FACTOR % (1 << 32) >> 7) % vocab_size
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Engines that are made meanwhile say what the text says."""
+    captured = mock.patch.object(static_step, "SAMPLE_TOKENS", _Told(static_step.SAMPLE_TOKENS))
+    sample = Sampler.sample
+
+    def tell(self: Sampler, logits: torch.Tensor, batch: SamplingBatch, step: SamplingStep) -> SamplerOutput:
+        drawn, vocab_size = sample(self, logits, batch, step), logits.shape[1]
+        return replace(drawn, token_ids=text_at(step.device_lengths.long(), vocab_size).to(drawn.token_ids.dtype))
+
+    with captured, mock.patch.object(Sampler, "sample", tell):
+        yield
+
+
+class _Told:
+    """Stands in the place of the table of what draws the tokens of steps over static tensors."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def on(self, device: torch.device) -> Callable[..., tuple[torch.Tensor, Any]]:
+        """Draws, and tells something else."""
+        draw = self._table.on(device)
+
+        def tell(logits: torch.Tensor, *params: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            drawn, more = draw(logits, *params)
+            return text_at(params[-1].long(), logits.shape[1]).to(drawn.dtype), more
+
+        return tell
+
+
+def tokens_a_step(lies: torch.Tensor, drafts: int, first: int, count: int) -> float:
+    """Of a request that gets `count` tokens behind its first, which stands at position `first`."""
+    position, steps, is_lie = first + 1, 0, lies.tolist()
+    while position <= first + count:
+        right = next((i for i in range(drafts) if is_lie[position + i]), drafts)
+        position, steps = position + right + 1, steps + 1
+    return count / steps
+
+
+def lies_for(tau: float | None, drafts: int, first: int, count: int, width: int) -> torch.Tensor:
+    """int64 [W] that brings as nearly `tau` tokens a step as `MOST_SEEDS` draws find; None: no lies."""
+    if tau is None:
+        return torch.zeros(width, dtype=torch.int64)
+    rate, found = acceptance(tau, drafts), []
+    for seed in range(MOST_SEEDS):
+        drawn = torch.rand(width, generator=torch.Generator().manual_seed(seed))
+        lies = (drawn >= rate).long()
+        found.append((abs(tokens_a_step(lies, drafts, first, count) - tau), seed, lies))
+    return min(found, key=lambda one: one[:2])[2]
+
+
+def acceptance(tau: float, drafts: int) -> float:
+    """The share of right drafts at which a step brings `tau` tokens, each right by itself."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(drafts + 1)) < tau else (low, middle)
+    return low
 
 
 class Replay(Proposer):
@@ -39,9 +114,7 @@ class Replay(Proposer):
         self.num_draft_tokens = num_draft_tokens
         self.reads_layers = () if inner is None else inner.reads_layers
         self._inner, self._vocab_size = inner, context.info.vocab_size
-        width, device = context.build.max_model_len + num_draft_tokens + 1, context.build.device
-        self._said = torch.zeros(context.config.max_num_seqs, width, dtype=torch.int64, device=device)
-        self._lies = torch.zeros(width, dtype=torch.int64, device=device)
+        self._lies = IMPOSED.lies.to(context.build.device)
 
     @classmethod
     def create(cls, context: ProposerContext) -> Self:
@@ -59,19 +132,11 @@ class Replay(Proposer):
         """The inner drafter's."""
         return () if self._inner is None else self._inner.attention_layers
 
-    def enter(self, row: int, request: NewRequest) -> None:
-        """A request entered its row."""
-        prompt = request.token_ids[: request.num_prompt_tokens].tolist()
-        said = prompt + SCRIPT.answers.get(tuple(prompt), [])
-        self._said[row, : len(said)] = torch.tensor(said, device=self._said.device)
-        places = torch.arange(len(self._lies), device=self._lies.device)
-        self._lies.copy_((places * 2654435761 % 2**32) >= SCRIPT.acceptance * 2**32)
-
     def propose(self, proposal: Proposal) -> torch.Tensor:
         """See Proposer."""
         if self._inner is not None:
             self._inner.propose(proposal)
         known = proposal.columns.num_tokens[proposal.rows].long()
         places = known[:, None] + torch.arange(self.num_draft_tokens, device=known.device)
-        places = places.clamp(max=self._said.shape[1] - 1)
-        return (self._said[proposal.rows[:, None], places] + self._lies[places]) % self._vocab_size
+        lies = self._lies[places.clamp(max=len(self._lies) - 1)]
+        return (text_at(places, self._vocab_size) + lies) % self._vocab_size

@@ -2,11 +2,12 @@
 
     python -m benchmarks.speculation --shape llama-8b [--rows 1 8 32] [--out results/speculation.json]
 
-First plain steps, whose tokens are kept; then engines whose drafter replays them (benchmarks/replay.py): always right,
-so that a step with k drafts takes the time of its verification, and right as often as makes `tau` tokens a step; the
-latter also with an EAGLE-3 drafter of random weights beside it, of the shape's own width and 32,000 draft tokens.
-`device` is the median time between the first and the last event of a step on the GPU; tokens a second are of the wall.
-All engines of a run are on one device, one after another.
+Every engine says a text that is told in advance (benchmarks/replay.py), so acceptance is what is imposed: first plain
+steps; then a drafter that is always right, so that a step with k drafts takes the time of its verification and brings
+1 + k tokens; one that is right as often as makes `tau` tokens a step, with an EAGLE-3 drafter of random weights beside
+it, of the shape's own width and 32,000 draft tokens. All requests are right and wrong at the same places, so that none
+ends before the others. `device` is the median time between the first and the last event of a step on the GPU; tokens a
+second are of the wall, without the prompts. All engines of a run are on one device, one after another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from app import LLM, SamplingParams
+from app.records.outputs import RequestOutput
 from benchmarks import replay
 from benchmarks.offline import arguments, make_llm, random_prompt, watched_steps, write
 from benchmarks.shapes import SHAPES
@@ -51,23 +55,20 @@ def prompts_of(shape: str, rows: int) -> list[list[int]]:
     return [random_prompt(rng, CONTEXT, shape) for _ in range(rows)]
 
 
-def measure(llm: LLM, shape: str, rows: int, tokens: int) -> tuple[dict[str, float], list[list[int]]]:
-    """Times of decode steps, and what was said."""
+def measure(llm: LLM, shape: str, rows: int, tokens: int) -> dict[str, float]:
+    """Times of decode steps, and what they bring."""
     prompts = prompts_of(shape, rows)
     ask = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=tokens, seed=i) for i in range(rows)]
     first = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=1, seed=i) for i in range(rows)]
     llm.generate(prompts, ask, use_tqdm=False)
-    begin = time.perf_counter()
-    llm.generate(prompts, first, use_tqdm=False)
-    prefill = time.perf_counter() - begin
-    before = llm._core.stats().steps_total
+    prefill, num_prefills, _ = counted(llm, prompts, first)
     with watched_steps() as watch:
-        begin = time.perf_counter()
-        found = llm.generate(prompts, ask, use_tqdm=False)
-        wall = time.perf_counter() - begin - prefill
-    steps = llm._core.stats().steps_total - before
-    said = [list(one.outputs[0].token_ids) for one in found]
-    row = {
+        wall, steps, found = counted(llm, prompts, ask)
+    wall, steps = wall - prefill, steps - num_prefills
+    for one in found:
+        wanted = replay.text_at(torch.arange(CONTEXT + 1, CONTEXT + tokens), SHAPES[shape]["vocab_size"])
+        assert list(one.outputs[0].token_ids)[1:] == wanted.tolist(), "a request says something else"
+    return {
         "device_ms": 1e3 * median(watch.device),
         "step_ms": 1e3 * wall / steps,
         "tokens_per_s": rows * (tokens - 1) / wall,
@@ -75,18 +76,13 @@ def measure(llm: LLM, shape: str, rows: int, tokens: int) -> tuple[dict[str, flo
         "schedule_us": watch.p50_us("schedule"),
         "update_us": watch.p50_us("update"),
     }
-    return row, said
 
 
-def acceptance(tau: float | None, drafts: int) -> float:
-    """The share of right drafts at which a step brings `tau` tokens, each right by itself."""
-    if tau is None:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(middle**i for i in range(drafts + 1)) < tau else (low, middle)
-    return low
+def counted(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[float, int, list[RequestOutput]]:
+    """Seconds, steps and answers."""
+    before, begin = llm._core.stats().steps_total, time.perf_counter()
+    found = llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin, llm._core.stats().steps_total - before, found
 
 
 def eagle_folder(shape: str, folder: Path) -> str:
@@ -112,9 +108,10 @@ def run_case(case: Case, rows: list[int], args: argparse.Namespace, folder: Path
     wanted: dict[str, Any] = {"method": replay.NAME, "num_speculative_tokens": case.drafts}
     if case.eagle:
         wanted["model"] = eagle_folder(args.shape, folder)
-    replay.SCRIPT.acceptance = acceptance(case.tau, case.drafts)
+    width = CONTEXT + args.tokens + 2 * case.drafts + 2
+    replay.IMPOSED.lies = replay.lies_for(case.tau, case.drafts, CONTEXT, args.tokens - 1, width)
     with make_llm(args.shape, speculative_config=wanted, **options_of(args)) as llm:
-        return {count: measure(llm, args.shape, count, args.tokens)[0] for count in rows}
+        return {count: measure(llm, args.shape, count, args.tokens) for count in rows}
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,13 +127,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with make_llm(args.shape, **options_of(args)) as llm:
         print(f"{time.monotonic() - began:.0f} s to start", *llm.worker_info.notes, sep="\n", flush=True)
         for count in args.rows:
-            row, said = measure(llm, args.shape, count, args.tokens)
-            prompts = prompts_of(args.shape, count)
-            replay.SCRIPT.answers |= {tuple(prompt): own for prompt, own in zip(prompts, said, strict=True)}
+            row = measure(llm, args.shape, count, args.tokens)
             figures["plain"][count] = row
             show("plain", count, row, row)
     few = [count for count in args.rows if count <= 32]
-    cases = [(Case(3), few), (Case(3, 2.79, eagle=True), few), (Case(7), few[:1]), (Case(3, 2.79), few)]
+    cases = [(Case(3), few), (Case(3, 2.79, eagle=True), few), (Case(7), few[:1])]
     for case, rows in cases:
         with tempfile.TemporaryDirectory() as folder:
             found = run_case(case, rows, args, Path(folder))
@@ -162,7 +157,8 @@ def main() -> None:
     parser = arguments(__doc__, "llama-8b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    figures = run(parser.parse_args())
+    with replay.told():
+        figures = run(parser.parse_args())
     eagle, replayed = figures[Case(3, 2.79, eagle=True).name], figures[Case(3).name]
     for count in eagle:
         print(f"EAGLE-3 draft, k=3, rows {count}: {eagle[count]['device_ms'] - replayed[count]['device_ms']:.3f} ms")
