@@ -15,6 +15,8 @@ from app.telemetry.metrics import MOST_DRAFTS
 DEFAULT_LOOKUP = 5  # tokens, where neither end of the lookup is given
 WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"})  # methods that name a checkpoint
 WITHOUT_MODEL = frozenset({"ngram", "suffix", "mtp"})
+MOST_AUTOMATIC = 7  # drafts of a request in a step, where their number follows the cost
+CHOICES = (1, 2, 3, 5, MOST_AUTOMATIC)
 _SAME = {
     "ngram_gpu": "ngram",
     **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
@@ -55,7 +57,7 @@ KEYS: Mapping[str, str] = {
     **dict.fromkeys(("rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length"), _EXACT),
     **dict.fromkeys(
         ("num_speculative_tokens_per_batch_size", "disable_by_batch_size"),
-        "drafts take what a step has left of max_num_batched_tokens; a number by load is not there yet",
+        "leave num_speculative_tokens out, and the number of drafts follows what they cost at the load",
     ),
     "enforce_eager": "cuda_graphs=off is for the whole engine",
 }
@@ -70,7 +72,13 @@ class SpeculativeConfig(Frozen):
         "language model; `eagle`, `eagle3`, `medusa`, `mlp_speculator`: a checkpoint trained for the target; `mtp`: a "
         "layer of the target's own checkpoint; or the name of a plugin's.",
     )
-    num_speculative_tokens: int = Field(ge=1, le=MOST_DRAFTS, description="Draft tokens of a request in a step.")
+    num_speculative_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_DRAFTS,
+        description="Draft tokens of a request in a step. Not given: as many, up to 7 or none at all, as are worth "
+        "their cost, by the times that steps take and by how many drafts are right.",
+    )
     model: str | None = Field(
         None, description="The drafter's checkpoint: a directory, or organisation/name of a hub. Not for ngram and mtp."
     )
@@ -96,6 +104,18 @@ class SpeculativeConfig(Frozen):
         le=64,
         description="The fewest of them; prompt_lookup_max when only that is given.",
     )
+
+    @property
+    def most_drafts(self) -> int:
+        """Draft tokens that a request may have in a step, whatever its drafter can propose."""
+        return self.num_speculative_tokens or MOST_AUTOMATIC
+
+    def counts(self, most: int) -> tuple[int, ...]:
+        """The numbers of drafts that steps may bring a row beside none, ascending: of a drafter that can propose
+        `most`, all whose cost is weighed, or the one that is given."""
+        if self.num_speculative_tokens is not None:
+            return (most,)
+        return (*(count for count in CHOICES if count < most), most)
 
     @model_validator(mode="before")
     @classmethod

@@ -98,12 +98,14 @@ class EngineCore:
         )
         media = MediaInfo.of(self.info)
         self._check_whole_items(media, budget)
+        asked = self.config.speculative_config
         rules = StepRules(
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=budget,
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,
-            num_draft_tokens=worker_info.num_draft_tokens,
+            draft_counts=self._draft_counts(worker_info.num_draft_tokens),
+            drafts_by_cost=asked is not None and asked.num_speculative_tokens is None,
             num_draft_slots=worker_info.num_draft_slots,
             num_stages=self.config.pipeline_parallel_size,
             prompt_time=self._prompt_time(worker_info),
@@ -137,6 +139,12 @@ class EngineCore:
                 f"of {media.whole_tokens} tokens, which is computed in one step: set it to {least} or more",
                 param="max_num_batched_tokens",
             )
+
+    def _draft_counts(self, most: int) -> tuple[int, ...]:
+        asked = self.config.speculative_config
+        if asked is None or not most:
+            return (most,) if most else ()
+        return asked.counts(most)
 
     def _max_model_len(self) -> int:
         most = self.info.max_position_embeddings

@@ -87,6 +87,7 @@ class SchedulerOutput:
     freed_rows: list[int] = field(default_factory=list)
     rejected_drafts: list[tuple[int, int]] = field(default_factory=list)  # (row, drafts counted before in vain)
     num_draft_tokens: Int32Array | None = None  # [R], 0 in rows that do not sample; None: no row has any
+    num_proposed: int = 0  # draft tokens that the rows which sample are to have behind their new ones
     masks: TokenMasks | None = None
     transfers: Any | None = None  # from the KV connector's host half to those in the workers, of its own type
     state_copies: StateCopies | None = None  # of layers that keep states

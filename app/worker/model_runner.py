@@ -13,7 +13,7 @@ from app.platforms import platform_of
 from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.worker.cascade_choice import CascadeChoice
 from app.worker.forward_pass import ForwardPass
-from app.worker.graphs.static_step import CASCADE, DRAFTS, MOST_EMPTY, Static, StepKey
+from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, Static, StepKey
 from app.worker.heads.base import Head
 from app.worker.rows.input_batch import build_input_batch, check_rows
 from app.worker.rows.pending_step import CopyStream, PendingStep, StepClock, StepResults
@@ -96,8 +96,12 @@ class ModelRunner:
         if self._features.are_ordinary(rows):
             return None
         parts = self._features.parts_of(rows)
-        if drafts is not None:
-            key = static.key_for(len(rows), parts | {DRAFTS})
+        most = 0 if drafts is None else int(drafts.max())
+        if most or step.num_proposed:
+            # One that is left with fewer drafts than are wanted has them proposed behind it.
+            key = static.key_for(len(rows), parts, max(most, step.num_proposed)) or static.key_for(
+                len(rows), parts, most
+            )
             empty = 0 if key is None else key.size * static.step.places_each(key) - step.num_tokens
             return key if empty <= MOST_EMPTY else None
         if self._cascade is not None and self._cascade.wanted(rows):

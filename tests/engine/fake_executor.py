@@ -181,7 +181,7 @@ class FakeExecutor(Executor):
                 if entries:
                     prompt_logprobs[index] = (start + 1, entries)
             if samples:
-                new_tokens = self.verify(device, k, step_message.step_id)
+                new_tokens = self.verify(device, k, step_message)
                 wanted = device.params.logprobs is not None
                 first = len(device.token_ids) - len(new_tokens)
                 logprobs += [logprobs_of(t, first + i) if wanted else None for i, t in enumerate(new_tokens)]
@@ -199,9 +199,14 @@ class FakeExecutor(Executor):
             ProposedDrafts(np.array(list(reported), np.int32), np.array(list(reported.values()), np.int32))
             if reported
             else None,
+            step_time_s=self.time_of(step_message),
         )
 
-    def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
+    def time_of(self, step: SchedulerOutput) -> float:
+        """Seconds that a step is said to have taken: any."""
+        return self.drafter.random()
+
+    def verify(self, device: DeviceRow, k: int, step: SchedulerOutput) -> list[int]:
         """Tokens up to the first that differs from its draft; then new drafts."""
         drafts, new_tokens = device.drafts[:k], []
         for index in range(k + 1):
@@ -212,15 +217,15 @@ class FakeExecutor(Executor):
         rejected = k + 1 - len(new_tokens)
         device.num_computed -= rejected
         if rejected:
-            device.rejected[step_id] = rejected
+            device.rejected[step.step_id] = rejected
         self.num_drafts, self.num_accepted = self.num_drafts + k, self.num_accepted + k - rejected
-        device.drafts = self.propose(device)
+        device.drafts = self.propose(device, step.num_proposed)
         return new_tokens
 
-    def propose(self, device: DeviceRow) -> list[int]:
+    def propose(self, device: DeviceRow, count: int) -> list[int]:
         """What will come next, or at times something else."""
         state, drafts = self.state_at(device, device.num_computed - 1), []
-        for position in range(len(device.token_ids), len(device.token_ids) + self.info.num_draft_tokens):
+        for position in range(len(device.token_ids), len(device.token_ids) + count):
             state = chain(state, drafts[-1] if drafts else device.token_ids[-1])
             seed = sampling_key(device.params.seed or 0, device.choice_index)
             right = self.drafter.random() < self.draft_quality

@@ -52,11 +52,9 @@ def decode_statically(
     assert worker._runner is not None
     runner = worker._runner
     drafting = getattr(runner._head, "_drafting", None)
-    num_drafts = 0 if drafting is None else drafting.num_draft_tokens
+    counts = () if drafting is None else worker._config.speculative_config.counts(drafting.num_draft_tokens)
     with torch.inference_mode():
-        step = kind(
-            runner._forward, runner._state, runner._features, sizes, cascade_sizes, num_drafts, drafting=drafting
-        )
+        step = kind(runner._forward, runner._state, runner._features, sizes, cascade_sizes, counts, drafting=drafting)
     runner._static = step
     return step
 
@@ -148,6 +146,7 @@ class Driver:
         step_message.rows = np.array([run.row for run in scheduled], dtype=np.int32)
         step_message.num_scheduled_tokens = np.array(counts, dtype=np.int32)
         step_message.samples = np.array(samples, dtype=np.bool_)
+        step_message.num_proposed = self.info.num_draft_tokens
         step_message.new_requests, step_message.new_blocks = new, new_blocks
         return step_message, scheduled
 

@@ -18,7 +18,7 @@ def grant_drafts(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots
     next_position = rows.num_computed[decodes] + 1
     drafts = np.minimum(rows.num_drafts[decodes], rows.limit[decodes] - next_position)
     drafts = np.minimum(drafts, np.maximum(plan.budget.left - (drafts.cumsum() - drafts), 0))
-    slots_ahead = num_draft_slots * rows.may_draft[decodes]
+    slots_ahead = min(num_draft_slots, plan.num_proposed) * rows.may_draft[decodes]
     wanted = np.minimum(drafts + slots_ahead, np.maximum(rows.limit[decodes] - next_position, drafts))
     for index in np.flatnonzero(next_position + wanted > rows.capacity[decodes]).tolist():
         row = int(decodes[index])

@@ -22,6 +22,7 @@ class InFlightStep:
     num_tokens: int
     num_decode_tokens: int  # those of decodes, drafts included
     num_draft_tokens: Int32Array | None = None  # [R]; None: no row has any
+    num_proposed: int = 0  # that those which sample are to have after it
 
     def rejected(self, output: ModelRunnerOutput) -> Int32Array | None:
         """[R] draft tokens that the step computed in vain; None: it had none."""
@@ -33,3 +34,7 @@ class InFlightStep:
         rejected[self.samples] -= sampled - 1
         assert ((rejected >= 0) & (rejected <= drafts)).all(), f"step {self.step_id}: tokens that nobody asked for"
         return rejected
+
+    def accepted(self, rejected: Int32Array | None) -> Int32Array | None:
+        """[R] draft tokens that were right; None: the step had none."""
+        return None if rejected is None or self.num_draft_tokens is None else self.num_draft_tokens - rejected

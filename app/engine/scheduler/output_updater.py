@@ -127,6 +127,7 @@ class OutputUpdater:
             table.num_tokens[rows] -= rejected
             table.num_computed[rows] -= rejected
             self._pending_diffs.reject_drafts(rows, rejected)
+            table.num_changes += bool(rejected.any())  # a step of the same rows does not go on from what they had
         confirmed = table.num_confirmed[rows] + counts
         table.num_confirmed[rows] = confirmed
         full = rows[confirmed >= table.next_publish[rows]]

@@ -26,6 +26,7 @@ from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
+from app.engine.scheduler.draft_lengths import DraftLengths, create_lengths
 from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
@@ -63,7 +64,8 @@ class StepRules:
     max_num_batched_tokens: int
     by_priority: bool = False
     whole_prompts: bool = False  # the model computes a prompt in one step
-    num_draft_tokens: int = 0  # that the workers propose for a row
+    draft_counts: tuple[int, ...] = ()  # that rows may have in a step beside none; (): nobody proposes any
+    drafts_by_cost: bool = False  # their number follows the cost; else it is the last of them
     num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
@@ -93,8 +95,7 @@ class Scheduler:
         self._ranks = PriorityRanks() if rules.by_priority else None
         self._rules = rules
         self._clock = clock
-        # Each step takes other rows, or other drafts.
-        self._needs_plans = rules.num_draft_tokens > 0 or rules.num_stages > 1
+        self._drafts: DraftLengths | None = create_lengths(rules.draft_counts, self.rows, by_cost=rules.drafts_by_cost)
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
@@ -102,7 +103,7 @@ class Scheduler:
         self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         each = rules.max_num_batched_tokens
         self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
-        self._writer = StepWriter(self.rows, kv, self._pending_diffs, rules.num_draft_tokens)
+        self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
         self._num_added = 0
@@ -225,6 +226,8 @@ class Scheduler:
         steady, self._steady = self._steady, None
         if steady is None or len(self.waiting) or not steady.goes_on(self.rows):
             return None
+        if self._drafts is not None and self._drafts.is_due():
+            return None
         if not self._slots.grow_each(steady.at_block_edge()):
             return None
         self._steady = steady
@@ -241,6 +244,8 @@ class Scheduler:
             )
         decodes = self._grant_decodes(ready, plan)
         plan.has_decodes = bool(decodes.size)
+        if self._drafts is not None:
+            plan.num_proposed = self._drafts.choose(decodes)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
         if behind.size or len(self.waiting):
             is_crowded = behind.size + len(self.waiting) > 1
@@ -261,15 +266,22 @@ class Scheduler:
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
             self._spend_rest(plan)
-        elif decodes.size and decodes.size == ready.size and not self._needs_plans:
+        elif decodes.size and decodes.size == ready.size and self._may_repeat(decodes, plan):
             step_message = self._writer.write(decodes, plan, is_alone=True)
             self._steady = self._writer.remember()
             return step_message
-        if self._rules.num_draft_tokens:
+        if self._drafts is not None:
             decodes = grant_drafts(decodes, plan, self.rows, self._slots, self._rules.num_draft_slots)
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
+
+    def _may_repeat(self, decodes: IntArray, plan: StepPlan) -> bool:
+        """True if the next step may be one of the same rows and one token each: not where each takes other rows (a
+        pipeline's), or there are drafts."""
+        if self._rules.num_stages > 1:
+            return False
+        return self._drafts is None or not (plan.num_proposed or self.rows.num_drafts[decodes].any())
 
     @property
     def has_failed(self) -> bool:
@@ -476,6 +488,8 @@ class Scheduler:
         rejected = step_message.rejected(output)
         if rejected is not None:
             self._statistics.count_drafts(step_message, rejected)
+        if self._drafts is not None:
+            self._drafts.observe(step_message, step_message.accepted(rejected), output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, rejected, stats)
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()

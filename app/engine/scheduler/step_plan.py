@@ -63,6 +63,7 @@ class StepPlan:
     budget: TokenBudget
     chunks: dict[Request, int] = field(default_factory=dict)  # request -> tokens
     drafts: Int32Array | None = None  # draft tokens of each decode; None: there are none
+    num_proposed: int = 0  # that rows are to have after it
     preempted: bool = False
     has_decodes: bool = False
 

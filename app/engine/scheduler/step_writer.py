@@ -20,13 +20,13 @@ from app.records.step import Int32Array, SchedulerOutput
 class StepWriter:
     """Numbers the steps, in the order in which the workers get them."""
 
-    def __init__(self, rows: RowTable, kv: KVCacheManager, diffs: PendingDiffs, num_draft_tokens: int) -> None:
+    def __init__(self, rows: RowTable, kv: KVCacheManager, diffs: PendingDiffs, *, drafts: bool) -> None:
         self.next_step_id = 1
         self.in_flight: deque[InFlightStep] = deque()
         self._rows = rows
         self._kv = kv
         self._diffs = diffs
-        self._num_draft_tokens = num_draft_tokens
+        self._drafts = drafts  # the workers propose some
 
     def write(self, decodes: IntArray, plan: StepPlan, *, is_alone: bool) -> SchedulerOutput:
         """The step of these rows and the plan's chunks. `is_alone`: nobody waits, so that a step without a successor is
@@ -47,7 +47,15 @@ class StepWriter:
         table.last_step[rows] = self.next_step_id
         message = self._send(
             InFlightStep(
-                self.next_step_id, rows, counts, samples, table.generation[rows], num_tokens, num_decode_tokens, drafts
+                self.next_step_id,
+                rows,
+                counts,
+                samples,
+                table.generation[rows],
+                num_tokens,
+                num_decode_tokens,
+                drafts,
+                plan.num_proposed,
             )
         )
         if table.has_grammar.any():
@@ -73,16 +81,16 @@ class StepWriter:
     def _send(self, step: InFlightStep) -> SchedulerOutput:
         self.in_flight.append(step)
         message = self._message(step.rows, step.num_scheduled_tokens, step.samples)
-        message.num_draft_tokens = step.num_draft_tokens
+        message.num_draft_tokens, message.num_proposed = step.num_draft_tokens, step.num_proposed
         return message
 
     def _write_drafts(self, rows: Int32Array, samples: NDArray[np.bool_], plan: StepPlan) -> Int32Array | None:
         """Drafts of all rows of the step, whose rows that sample will have new ones (those with a grammar when their
         tokens are back); None: there are none."""
-        if not self._num_draft_tokens:
+        if not self._drafts:
             return None
         sampled, table = rows[samples], self._rows
-        table.num_drafts[sampled] = self._num_draft_tokens * (table.may_draft & ~table.has_grammar)[sampled]
+        table.num_drafts[sampled] = plan.num_proposed * (table.may_draft & ~table.has_grammar)[sampled]
         if plan.drafts is None:
             return None
         return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])

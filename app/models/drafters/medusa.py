@@ -56,12 +56,11 @@ class MedusaDrafter(EngineModel):
         """`num_tokens`: the drafts of a row, for which there must be heads."""
         super().__init__()
         hf = info.hf_config
-        check(hf, _FIELDS, f"{info.directory}/config.json")
+        heads = count_heads(info, names)
         size, vocab = target.info.hidden_size, target.info.vocab_size
         target.expect("hidden_size", int(hf.get("hidden_size", size)), size)
         target.expect("vocab_size", int(hf.get("vocab_size", vocab)), vocab)
         own = [name for name in map(own_name, names) if name is not None]
-        heads = _count(own, r"lm_heads\.(\d+)\.") or int(hf.get("num_heads") or hf.get("medusa_num_heads") or 0)
         target.expect("num_speculative_tokens, at most its number of heads", min(heads, num_tokens), num_tokens)
         layers = _count(own, r"blocks\.\d+\.layers\.(\d+)\.") or int(
             hf.get("num_hidden_layers") or hf.get("medusa_num_layers") or 1
@@ -99,6 +98,14 @@ class MedusaDrafter(EngineModel):
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Not without hidden states."""
         raise AssertionError("heads read hidden states")
+
+
+def count_heads(info: ModelInfo, names: Iterable[str]) -> int:
+    """The heads that a checkpoint has, whose tensors have these names."""
+    hf = info.hf_config
+    check(hf, _FIELDS, f"{info.directory}/config.json")
+    own = [name for name in map(own_name, names) if name is not None]
+    return _count(own, r"lm_heads\.(\d+)\.") or int(hf.get("num_heads") or hf.get("medusa_num_heads") or 0)
 
 
 def own_name(name: str) -> str | None:

@@ -32,6 +32,12 @@ _FIELDS = {
 }
 
 
+def count_stages(info: ModelInfo) -> int:
+    """The stages that a checkpoint has."""
+    check(info.hf_config, _FIELDS, f"{info.directory}/config.json")
+    return int(info.hf_config.get("n_predict", 3))
+
+
 class ScaledNorm(nn.Module):
     """An RMS norm with weight and bias."""
 
@@ -50,8 +56,7 @@ class MLPSpeculator(EngineModel):
     def __init__(self, ctx: BuildContext, info: ModelInfo, target: Target, *, num_tokens: int) -> None:
         super().__init__()
         hf = info.hf_config
-        check(hf, _FIELDS, f"{info.directory}/config.json")
-        stages, vocab = int(hf.get("n_predict", 3)), target.info.vocab_size
+        stages, vocab = count_stages(info), target.info.vocab_size
         width = int(hf.get("emb_dim", target.info.hidden_size))
         inner = int(hf.get("inner_dim") or width)
         target.expect("emb_dim, the hidden size that it reads", width, target.info.hidden_size)

@@ -52,6 +52,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
     drafting = None if proposer is None else Drafting(proposer, state.columns, link)
     head = _head(config, forward, state, num_drafts, drafting)
+    asked = config.speculative_config
     features = WorkerFeatures(
         [
             *create_features(FeatureContext(config, forward, state, elsewhere=partial(_elsewhere, config, place))),
@@ -69,7 +70,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         ctx.groups.tp,
         features,
         shares_prefixes=cascade is not None,
-        num_draft_tokens=num_drafts,
+        draft_counts=() if asked is None else asked.counts(num_drafts),
         drafting=drafting if link.is_last else None,
     )
     plan = generation_plan(
@@ -87,7 +88,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         state=state,
         head=head,
         features=features,
-        warm_up=WarmUp(config, plan, forward, device, features, shares_prefixes=cascade is not None),
+        warm_up=WarmUp(
+            config, plan, forward, device, features, shares_prefixes=cascade is not None, num_drafts=num_drafts
+        ),
         cascade=cascade,
         graphs=graphs,
         notes=_notes(model, cascade),

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from app.config.engine import EngineConfig
-from app.worker.graphs.static_step import StaticStep, StepKey, smallest
+from app.worker.graphs.static_step import StaticStep, StepKey
 
 logger = logging.getLogger("manta.graphs")
 
@@ -69,22 +69,21 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[StepKey, torch.cuda.CUDAGraph] = {}
         self._sample: dict[StepKey, torch.cuda.CUDAGraph] = {}
-        self._sizes: dict[frozenset[str], list[int]] = {}  # ascending, of what is captured
+        self._sizes: dict[StepKey, list[int]] = {}  # by kind, ascending, of what is captured
 
     @property
     def missing(self) -> list[StepKey]:
         """The steps that are not captured, the most needed first."""
-        return [key for key in self.step.keys if key.size not in self._sizes.get(key.parts, ())]
+        return [key for key in self.step.keys if key.size not in self._sizes.get(key.kind, ())]
 
     @property
     def num_captured(self) -> int:
         """Steps that are."""
         return sum(map(len, self._sizes.values()))
 
-    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
-        """The smallest captured step with these parts that holds so many rows; None: no size does."""
-        parts = self.step.kind_of(parts)
-        return smallest(self._sizes.get(parts, ()), num_rows, parts)
+    def key_for(self, num_rows: int, parts: frozenset[str], drafts: int = 0) -> StepKey | None:
+        """The smallest captured step that serves; None: none does."""
+        return self.step.smallest(self._sizes, num_rows, parts, drafts)
 
     def forward(self, key: StepKey) -> None:
         """Replay the step up to its logits."""
@@ -124,7 +123,7 @@ class CudaGraphs:
             self._forward[of_forward] = self._captured(self.step.forward, of_forward)
         if self.step.sent is None and of_sample not in self._sample:
             self._sample[of_sample] = self._captured(self.step.sample, of_sample)
-        insort(self._sizes.setdefault(key.parts, []), key.size)
+        insort(self._sizes.setdefault(key.kind, []), key.size)
 
     def pool_bytes(self) -> int:
         """Temporary memory that the graphs share. What the driver keeps of each, some MiB, does not count: the device
@@ -160,7 +159,7 @@ def measure(step: StaticStep, device: torch.device) -> int:
     torch.cuda.empty_cache()
     free, pools = [torch.cuda.mem_get_info(device)[0]], []
     first, *others = step.keys
-    last = [key for key in others if key.parts == first.parts][-1:] or [first]
+    last = [key for key in others if key.kind == first.kind][-1:] or [first]
     for key in (first, *last):
         graphs.capture([key])
         free.append(torch.cuda.mem_get_info(device)[0])

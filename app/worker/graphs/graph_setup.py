@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -39,7 +40,7 @@ class GraphSetup:
         features: WorkerFeatures,
         *,
         shares_prefixes: bool,
-        num_draft_tokens: int = 0,
+        draft_counts: Sequence[int] = (),
         drafting: Drafting | None = None,
     ) -> None:
         self._config = config
@@ -55,7 +56,7 @@ class GraphSetup:
             sizes = cuda_graphs.graph_sizes(config)
             shared = cuda_graphs.cascade_sizes(sizes) if shares_prefixes else []
             most = config.max_num_batched_tokens
-            self.step = StaticStep(forward, state, features, sizes, shared, num_draft_tokens, most, drafting)
+            self.step = StaticStep(forward, state, features, sizes, shared, draft_counts, most, drafting)
         else:
             self._go_without(refused)
 

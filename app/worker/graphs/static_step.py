@@ -38,7 +38,6 @@ from app.worker.spec_decode.verify import LogitsPlaces
 
 MOST_COMBINED = 3  # optional parts of which there is a step for each combination
 CASCADE = "cascade"  # shared prefixes are read once
-DRAFTS = "drafts"  # rows bring drafts
 # Places without a token that a step with drafts may have. More take a GPU longer to compute than the host to launch an
 # ordinary step, which has none.
 MOST_EMPTY = 512
@@ -49,6 +48,12 @@ class StepKey(NamedTuple):
 
     size: int  # rows
     parts: frozenset[str] = NO_PARTS
+    drafts: int = 0  # places for drafts that each row has, and the drafts that it is left with where they are captured
+
+    @property
+    def kind(self) -> StepKey:
+        """Stands for the steps of all sizes."""
+        return self._replace(size=0)
 
 
 class Static(Protocol):
@@ -56,8 +61,8 @@ class Static(Protocol):
 
     step: StaticStep
 
-    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
-        """The smallest step with these parts that holds so many rows; None: there is none."""
+    def key_for(self, num_rows: int, parts: frozenset[str], drafts: int = 0) -> StepKey | None:
+        """The smallest step with these parts that holds so many rows with so many drafts; None: there is none."""
 
     def forward(self, key: StepKey) -> None:
         """Compute the logits from the step's inputs."""
@@ -83,18 +88,22 @@ class StaticStep:
         features: WorkerFeatures,
         sizes: Sequence[int],
         cascade_sizes: Sequence[int] = (),  # those of the sizes at which a step may read shared prefixes once
-        num_draft_tokens: int = 0,  # that a row may bring
+        draft_counts: Sequence[int] = (),  # drafts for which rows may have places
         most_tokens: int = 1 << 30,  # of a step
         drafting: Drafting | None = None,  # in the last stage of an engine that drafts
     ) -> None:
         self.sizes = sorted(sizes)
-        self.most_each = 1 + num_draft_tokens
-        with_drafts = [size for size in self.sizes if num_draft_tokens and size * self.most_each <= most_tokens]
+        self.draft_counts = sorted(draft_counts)
         self._optional = frozenset(features.parts)
-        self._sizes_of = _sizes_by_parts(features.parts, self.sizes, sorted(cascade_sizes), with_drafts)
+        self._sizes_of = _sizes_by_kind(
+            features.parts,
+            self.sizes,
+            sorted(cascade_sizes),
+            {count: [size for size in self.sizes if size * (1 + count) <= most_tokens] for count in self.draft_counts},
+        )
         self.inputs = StaticInputs(state.inputs, self.sizes[-1], state.device)
         rows, device = self.sizes[-1], state.device
-        places = max([rows, *(size * self.most_each for size in with_drafts)])
+        places = max(key.size * self.places_each(key) for key in self.keys)
         self.tensors = StepTensors.zeros(places, rows, device, state.num_groups)
         new = partial(torch.zeros, dtype=forward.dtype, device=device)
         link = forward.link
@@ -109,12 +118,12 @@ class StaticStep:
         self._names: dict[frozenset[str], list[str]] = {}  # of those that a step with these parts brings
         if drafting is not None:
             self._kept = {layer: new(places, link.hidden_size) for layer in (None, *drafting.proposer.reads_layers)}
-        self._starts = {each: _starts(rows, each, device) for each in {1, self.most_each}}
+        self._starts = {1 + count: _starts(rows, 1 + count, device) for count in (0, *self.draft_counts)}
         self._sample_tokens = SAMPLE_TOKENS.on(device)
         self._forward = forward
         self._state = state
         self._features = features
-        self._sampled = features.logits_parts | {DRAFTS}  # parts that the sampling has, whoever proposes
+        self._sampled = features.logits_parts  # parts that the sampling has, whoever proposes
         self._only_sampled = features.logits_parts - features.forward_parts
         self._drafting = drafting
 
@@ -126,30 +135,41 @@ class StaticStep:
     @property
     def keys(self) -> list[StepKey]:
         """All steps that there are; first those that are most needed, of each kind the largest first."""
-        return [StepKey(size, parts) for parts, sizes in self._sizes_of.items() for size in reversed(sizes)]
+        return [kind._replace(size=size) for kind, sizes in self._sizes_of.items() for size in reversed(sizes)]
 
-    def key_for(self, num_rows: int, parts: frozenset[str]) -> StepKey | None:
+    def key_for(self, num_rows: int, parts: frozenset[str], drafts: int = 0) -> StepKey | None:
         """See Static."""
-        parts = self.kind_of(parts)
-        return smallest(self._sizes_of.get(parts, ()), num_rows, parts)
+        return self.smallest(self._sizes_of, num_rows, parts, drafts)
 
-    def kind_of(self, parts: frozenset[str]) -> frozenset[str]:
-        """Returns the parts of the steps that serve those with `parts`: these or, where no step has just these, all of
-        them: rows that do not use a part are what they are without it."""
-        return parts if parts in self._sizes_of else parts | self._optional
+    def smallest(
+        self, sizes_of: Mapping[StepKey, Sequence[int]], num_rows: int, parts: frozenset[str], drafts: int
+    ) -> StepKey | None:
+        """Of the kinds of steps with these ascending sizes, the one with the fewest places that serves; None: none.
+
+        Where no step has just these parts, all of them: rows that do not use a part are what they are without it.
+        """
+        if StepKey(0, parts) not in self._sizes_of:
+            parts |= self._optional
+        for count in (0, *self.draft_counts):
+            kind = StepKey(0, parts, count)
+            sizes = sizes_of.get(kind, ())
+            index = bisect_left(sizes, num_rows)
+            if count >= drafts and index < len(sizes):
+                return kind._replace(size=sizes[index])
+        return None
 
     def forward_key(self, key: StepKey) -> StepKey:
         """The key for `forward`, which ends before anything changes the logits."""
-        return StepKey(key.size, key.parts - self._only_sampled)
+        return key._replace(parts=key.parts - self._only_sampled)
 
     def sample_key(self, key: StepKey) -> StepKey:
         """The key for `sample`, to which it is all one what the layers computed, unless it ends with a proposal."""
         proposes = self._drafting is not None and self._drafting.proposer.is_capturable
-        return StepKey(key.size, key.parts - {CASCADE} if proposes else key.parts & self._sampled)
+        return key._replace(parts=key.parts - {CASCADE} if proposes else key.parts & self._sampled)
 
     def places_each(self, key: StepKey) -> int:
         """Places for tokens that each row has."""
-        return self.most_each if DRAFTS in key.parts else 1
+        return 1 + key.drafts
 
     def filled(self, key: StepKey, counts: NDArray[np.int32]) -> slice | torch.Tensor:
         """The places of the T tokens of rows that bring `counts` [N]. Stages send each other these alone, as they do in
@@ -204,19 +224,19 @@ class StaticStep:
         num_new = self._drafting.keep(rows, places, made.targets, sampled)
         self.num_new[: key.size].copy_(num_new)
         if self._drafting.proposer.is_capturable:
-            self._drafting.propose(rows, self._proposal(key, view, num_new, key.size))
+            self._drafting.propose(rows, self._proposal(key, view, num_new, key.size, key.drafts))
 
-    def propose(self, key: StepKey, num_new: torch.Tensor) -> None:
+    def propose(self, key: StepKey, num_new: torch.Tensor, num_drafts: int) -> None:
         """The drafts of the step's first N rows, none of which pads and which got `num_new` int64 [N] tokens, after a
         step by this key that did not end with them."""
         assert self._drafting is not None
-        proposal = self._proposal(key, self._view(key)[1], num_new, len(num_new))
+        proposal = self._proposal(key, self._view(key)[1], num_new, len(num_new), num_drafts)
         self._drafting.propose(proposal.rows, proposal)
 
     def places(self, key: StepKey, counts: torch.Tensor) -> LogitsPlaces:
         """Returns where rows that bring so many tokens [N] have their logits."""
-        firsts = self._starts[self.most_each][: len(counts)].long()
-        drafts = firsts[:, None] + torch.arange(self.most_each - 1, device=firsts.device)
+        firsts = self._starts[self.places_each(key)][: len(counts)].long()
+        drafts = firsts[:, None] + torch.arange(key.drafts, device=firsts.device)
         return LogitsPlaces(counts.long() - 1, drafts)
 
     def _view(self, key: StepKey) -> tuple[dict[str, torch.Tensor], StepView]:
@@ -250,7 +270,9 @@ class StaticStep:
                 self._brought[name] = tensor.new_zeros(len(self.tensors.positions), *tensor.shape[1:])
             self._brought[name][:num_places].copy_(tensor)
 
-    def _proposal(self, key: StepKey, view: StepView, num_new: torch.Tensor, num_rows: int) -> Proposal:
+    def _proposal(
+        self, key: StepKey, view: StepView, num_new: torch.Tensor, num_rows: int, num_drafts: int
+    ) -> Proposal:
         num_places = len(view.tensors.positions)
         names = self._names[self.forward_key(key).parts - {CASCADE}]
         view.layer_inputs.update((name, self._brought[name][:num_places]) for name in names)
@@ -265,30 +287,23 @@ class StaticStep:
             hidden=HiddenStates(last, {layer: x for layer, x in kept.items() if layer is not None}),
             ctx=self._context(key, view, None),
             plan=self._forward.context,
+            num_drafts=num_drafts,
         )
 
 
-def smallest(sizes: Sequence[int], num_rows: int, parts: frozenset[str]) -> StepKey | None:
-    """The first of the ascending sizes that holds so many rows."""
-    index = bisect_left(sizes, num_rows)
-    return StepKey(sizes[index], parts) if index < len(sizes) else None
-
-
-def _sizes_by_parts(
-    optional: Sequence[str], sizes: list[int], cascade_sizes: list[int], with_drafts: list[int]
-) -> Mapping[frozenset[str], list[int]]:
+def _sizes_by_kind(
+    optional: Sequence[str], sizes: list[int], cascade_sizes: list[int], with_drafts: Mapping[int, list[int]]
+) -> dict[StepKey, list[int]]:
     """The combinations of parts that a step may have, the most common first: where there are many parts, none, each
     alone and all. Steps with drafts are the rule in an engine that drafts; they share no prefixes, which kernels do for
     one query a row."""
     counts = range(len(optional) + 1) if len(optional) <= MOST_COMBINED else (0, 1, len(optional))
-    kinds = [frozenset(chosen) for count in counts for chosen in combinations(optional, count)]
-    found: dict[frozenset[str], list[int]] = {}
-    for kind in kinds:
-        if with_drafts:
-            found[kind | {DRAFTS}] = with_drafts
-        found[kind] = sizes
+    found: dict[StepKey, list[int]] = {}
+    for kind in (frozenset(chosen) for count in counts for chosen in combinations(optional, count)):
+        found |= {StepKey(0, kind, drafts): own for drafts, own in reversed([*with_drafts.items()]) if own}
+        found[StepKey(0, kind)] = sizes
         if cascade_sizes:
-            found[kind | {CASCADE}] = cascade_sizes
+            found[StepKey(0, kind | {CASCADE})] = cascade_sizes
     return found
 
 

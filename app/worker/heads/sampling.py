@@ -71,7 +71,15 @@ class SamplingHead(Head):
             rows, num_new = kept
             ends = self._first_logits(batch) + num_new - 1
             proposal = Proposal(
-                rows, num_new, ends, self._state.columns, batch.view, hidden, ctx, self._forward.context
+                rows,
+                num_new,
+                ends,
+                self._state.columns,
+                batch.view,
+                hidden,
+                ctx,
+                self._forward.context,
+                step.num_proposed,
             )
             self._drafting.propose(rows, proposal)
             self._drafting.tell(rows, num_new)
@@ -106,7 +114,8 @@ class SamplingHead(Head):
         num_new = inner.num_new[: len(rows)]
         if each > 1:
             results.num_sampled, results.num_logits = num_new, np.full(len(rows), each)
-        self._go_on(inner, key, len(rows), num_new)
+        is_proposed = self._drafting.proposer.is_capturable and key.drafts >= step.num_proposed
+        self._go_on(step, inner, key, num_new, is_proposed=is_proposed)
         return results
 
     def _finish_apart(
@@ -123,18 +132,17 @@ class SamplingHead(Head):
         rows = tensors.rows[: len(step.rows)]
         _, num_new = self._keep(results, sampled, rows, tensors.targets[at])
         if self._drafting is not None:
-            self._go_on(inner, key, len(rows), num_new, is_proposed=False)
+            self._go_on(step, inner, key, num_new, is_proposed=False)
         return results
 
     def _go_on(
-        self, inner: StaticStep, key: StepKey, num_rows: int, num_new: torch.Tensor, *, is_proposed: bool = True
+        self, step: SchedulerOutput, inner: StaticStep, key: StepKey, num_new: torch.Tensor, *, is_proposed: bool
     ) -> None:
-        """Drafts after a static step, unless they were captured with it (`is_proposed`: if they may be)."""
-        drafting = self._drafting
-        assert drafting is not None
-        if not (is_proposed and drafting.proposer.is_capturable):
-            inner.propose(key, num_new)
-        drafting.tell(inner.tensors.rows[:num_rows], num_new)
+        """Drafts after a static step, unless they were captured with it."""
+        assert self._drafting is not None
+        if not is_proposed:
+            inner.propose(key, num_new, step.num_proposed)
+        self._drafting.tell(inner.tensors.rows[: len(step.rows)], num_new)
 
     def _sample(
         self, step_id: int, logits: torch.Tensor, sampled: SampledRows, device_lengths: torch.Tensor

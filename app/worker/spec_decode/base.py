@@ -58,12 +58,13 @@ class Proposal:
     hidden: HiddenStates  # of these tokens
     ctx: ForwardContext  # of these tokens, for the proposer's own layers: their plans and caches, behind the model's
     plan: Callable[[torch.Tensor, AttentionMetadata], ForwardContext]  # (positions [T], where they lie) -> another
+    num_drafts: int  # that each row is to have, at most the proposer's `num_draft_tokens`; may be 0
 
 
 class Proposer(WorkerFeature, ABC):
     """A feature of every rank, of which those of the last stage are asked for drafts. They must agree on them."""
 
-    num_draft_tokens: int  # that it proposes for a row, at least 1
+    num_draft_tokens: int  # that it can propose for a row, at least 1
     is_capturable: bool = False  # whether `propose` is work on the device alone, which may be captured and replayed
 
     @classmethod
@@ -78,10 +79,11 @@ class Proposer(WorkerFeature, ABC):
 
     @abstractmethod
     def propose(self, proposal: Proposal) -> torch.Tensor:
-        """Draft tokens int [N, num_draft_tokens], in the vocabulary, to follow the rows' known tokens.
+        """Draft tokens int [N, proposal.num_drafts], in the vocabulary, to follow the rows' known tokens; further ones
+        are dropped.
 
         A wrong guess costs the time to compute it, and nothing else. A proposer with layers of its own is asked in
-        steps without a new token, too (N = 0), so that its cache is filled.
+        steps without a new token, too (N = 0), and in those without drafts, so that its cache is filled.
         """
 
     def report_start(self, info: WorkerInfo) -> WorkerInfo:

@@ -49,7 +49,7 @@ class ChainProposer(Proposer):
         drafter = load() if context.is_last else None
         if drafter is not None:
             shifted(drafter, len(context.model.attention_layers))
-        count = context.wanted.num_speculative_tokens
+        count = context.wanted.most_drafts
         return cls(count, reads_layers, drafter, context.inputs, own_group(context))
 
     @property
@@ -70,16 +70,21 @@ class ChainProposer(Proposer):
         assert drafter is not None, "only the last stage proposes"
         following = proposal.columns.flat_token_ids[step.targets]
         features = drafter.advance(following, drafter.start(proposal.hidden), proposal.ctx)
-        if not len(proposal.rows):
-            return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=features.device)
+        if not len(proposal.rows) or not proposal.num_drafts:
+            return no_drafts(proposal)
         features, at = features[proposal.ends], step.positions[proposal.ends]
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
-        for number in range(self.num_draft_tokens):
+        for number in range(proposal.num_drafts):
             if number:
                 features = drafter.advance(drafts[-1], features, passes.context(at + number))
             drafts.append(draw(drafter.raw_logits(features), at + (2 + number)))
         return agreed(torch.stack(drafts, dim=1), self._group)
+
+
+def no_drafts(proposal: Proposal) -> torch.Tensor:
+    """Int64 [N, num_drafts] of a proposal without rows, or without drafts."""
+    return proposal.rows.new_empty(len(proposal.rows), proposal.num_drafts)
 
 
 def agreed(drafts: torch.Tensor, group: RankGroup | None) -> torch.Tensor:

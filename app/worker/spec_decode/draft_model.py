@@ -25,7 +25,7 @@ from app.models.drafters.base import shifted
 from app.models.implementation import causal_model, runs_natively
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.chain import agreed
+from app.worker.spec_decode.chain import agreed, no_drafts
 from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.passes import DraftPasses, slots_of, tables_of
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
@@ -37,7 +37,7 @@ class DraftModelProposer(Proposer):
     is_capturable = True
 
     def __init__(self, model: EngineModel | None, context: ProposerContext) -> None:
-        self.num_draft_tokens = context.wanted.num_speculative_tokens
+        self.num_draft_tokens = context.wanted.most_drafts
         self._model = model
         self._inputs: StepInputs = context.inputs
         self._device, self._vocab_size = context.build.device, context.info.vocab_size
@@ -69,14 +69,14 @@ class DraftModelProposer(Proposer):
         assert model is not None, "only the last stage proposes"
         token_ids, ctx = with_newest(proposal)
         hidden = model(token_ids, ctx)
-        if not len(proposal.rows):
-            return torch.empty(0, self.num_draft_tokens, dtype=torch.int64, device=hidden.device)
+        if not len(proposal.rows) or not proposal.num_drafts:
+            return no_drafts(proposal)
         newest = proposal.ends + 1 + row_of_end(proposal)
         known = proposal.columns.num_tokens[proposal.rows].long()
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
         hidden = hidden[newest]
-        for number in range(self.num_draft_tokens):
+        for number in range(proposal.num_drafts):
             if number:
                 hidden = model(drafts[-1], passes.context(known + (number - 1)))
             drafts.append(draw(model.raw_logits(hidden), known + number))

@@ -34,11 +34,11 @@ class DraftReport(WorkerFeature):
 
     def after(self, step: SchedulerOutput, results: StepResults) -> None:
         """Add the new drafts of the rows with a grammar that sampled; they stand behind the known tokens."""
-        rows = step.rows[step.samples]
+        rows, ahead = step.rows[step.samples], self._ahead[: step.num_proposed]
         indices = np.flatnonzero(self._has_grammar[rows])
         if not len(indices):
             return
         columns, device_rows = self._columns, to_device(rows[indices].astype(np.int64), self._ahead.device)
-        positions = columns.num_tokens[device_rows].long()[:, None] + self._ahead
+        positions = columns.num_tokens[device_rows].long()[:, None] + ahead
         places = device_rows[:, None] * columns.width + positions.clamp(max=columns.width - 1)
         results.draft_indices, results.drafts = indices.astype(np.int32), columns.flat_token_ids[places]

@@ -36,7 +36,9 @@ class Drafting:
 
     def propose(self, rows: torch.Tensor, proposal: Proposal) -> None:
         """New drafts behind the known tokens of `rows`: those of the proposal, below 0 where they only pad."""
-        write_drafts(self._columns, rows, self.proposer.propose(proposal))
+        drafts = self.proposer.propose(proposal)[:, : proposal.num_drafts]
+        if proposal.num_drafts:
+            write_drafts(self._columns, rows, drafts)
 
     def tell(self, rows: torch.Tensor, num_new: torch.Tensor) -> None:
         """Let the stages before hear of rows [N], none of which pads."""

@@ -8,9 +8,9 @@ from typing import Self
 import torch
 
 from app.loading.loader import load_drafter
-from app.models.drafters.medusa import MedusaDrafter
+from app.models.drafters.medusa import MedusaDrafter, count_heads
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.chain import agreed
+from app.worker.spec_decode.chain import agreed, no_drafts
 from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
 
@@ -29,7 +29,10 @@ class MedusaProposer(Proposer):
     @classmethod
     def create(cls, context: ProposerContext) -> Self:
         """See Proposer."""
-        source, drafter, count = DrafterSource.of(context), None, context.wanted.num_speculative_tokens
+        source, drafter = DrafterSource.of(context), None
+        count = context.wanted.num_speculative_tokens
+        if count is None:
+            count = max(1, min(context.wanted.most_drafts, count_heads(source.info, source.names)))
         if context.is_last:
             kind = partial(MedusaDrafter, target=target_of(context), names=source.names, num_tokens=count)
             drafter = load_drafter(kind, source.info, source.build, source.form)
@@ -39,7 +42,9 @@ class MedusaProposer(Proposer):
         """See Proposer."""
         drafter = self._drafter
         assert drafter is not None, "only the last stage proposes"
+        if not proposal.num_drafts:
+            return no_drafts(proposal)
         hidden, draw = proposal.hidden.last[proposal.ends], self._sampler.of(proposal)
         known = proposal.columns.num_tokens[proposal.rows].long()
-        drafts = [draw(drafter.logits(hidden, number), known + number) for number in range(self.num_draft_tokens)]
+        drafts = [draw(drafter.logits(hidden, number), known + number) for number in range(proposal.num_drafts)]
         return agreed(torch.stack(drafts, dim=1), self._group)

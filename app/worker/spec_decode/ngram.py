@@ -31,13 +31,15 @@ class NgramProposer(Proposer):
         wanted = context.wanted
         # A match needs a token before it and one after it, so longer ones than the context are none.
         longest = min(wanted.prompt_lookup_max, context.build.max_model_len)
-        return cls(wanted.num_speculative_tokens, min(wanted.prompt_lookup_min, longest), longest)
+        return cls(wanted.most_drafts, min(wanted.prompt_lookup_min, longest), longest)
 
     def propose(self, proposal: Proposal) -> torch.Tensor:
         """See Proposer."""
+        if not proposal.num_drafts:
+            return proposal.rows[:, None][:, :0]
         token_ids, known = history(proposal.columns, proposal.rows)
         first = find_continuation(token_ids, known, self._shortest, self._longest)
-        ahead = torch.arange(self.num_draft_tokens, device=known.device)
+        ahead = torch.arange(proposal.num_drafts, device=known.device)
         return token_ids.gather(1, first[:, None] + ahead % (known - first)[:, None])
 
 

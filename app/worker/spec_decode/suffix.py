@@ -17,7 +17,7 @@ import torch
 from app.records.step import NewRequest
 from app.worker.rows.step_inputs import StepInput
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.chain import agreed
+from app.worker.spec_decode.chain import agreed, no_drafts
 from app.worker.spec_decode.ngram import find_continuation, history
 
 LENGTHS = (8, 5, 3)  # tokens that are looked up in past outputs, the longest first
@@ -32,7 +32,7 @@ class SuffixProposer(Proposer):
     is_capturable = True
 
     def __init__(self, context: ProposerContext) -> None:
-        self.num_draft_tokens = context.wanted.num_speculative_tokens
+        self.num_draft_tokens = context.wanted.most_drafts
         inputs, device = context.inputs, context.build.device
         self._roots: StepInput = inputs.declare("suffix_root", torch.int64)
         self._firsts: StepInput = inputs.declare("suffix_first", torch.int64, idle=NO_OUTPUT)
@@ -59,6 +59,8 @@ class SuffixProposer(Proposer):
         roots, firsts = (proposal.view.rows[name][of_row] for name in ("suffix_root", "suffix_first"))
         token_ids, known = history(proposal.columns, proposal.rows)
         self._keep(proposal, token_ids, known, roots, firsts)
+        if not proposal.num_drafts:
+            return no_drafts(proposal)
         ahead = torch.arange(self.num_draft_tokens, device=known.device)
         first = find_continuation(token_ids, known, LENGTHS[-1], self._longest)
         own = token_ids.gather(1, first[:, None] + ahead % (known - first)[:, None])

@@ -77,7 +77,7 @@ def build_context(context: ProposerContext) -> BuildContext:
         stage_layers=None,
         offload_bytes=0,
         redundant_experts=None,
-        max_model_len=given.max_model_len + wanted.num_speculative_tokens + 1,
+        max_model_len=given.max_model_len + wanted.most_drafts + 1,
     )
 
 

@@ -55,18 +55,18 @@ def dummy_forward(
 def launch_static(step: StaticStep) -> None:
     """Launches what a capture will launch, at sizes that have all its kernels between them."""
     step.inputs.pad_all()
-    by_parts: dict[frozenset[str], list[int]] = {}
+    by_kind: dict[StepKey, list[int]] = {}
     for key in step.keys:
-        by_parts.setdefault(key.parts, []).insert(0, key.size)
+        by_kind.setdefault(key.kind, []).insert(0, key.size)
     launched: set[StepKey] = set()
-    for parts, sizes in by_parts.items():
+    for kind, sizes in by_kind.items():
         for size in cuda_graphs.telling_sizes(sizes):
-            key = step.forward_key(StepKey(size, parts))
+            key = step.forward_key(kind._replace(size=size))
             if key not in launched:
                 launched.add(key)
                 step.forward(key)
         if step.sent is None:
-            step.sample(step.sample_key(StepKey(sizes[0], parts)))
+            step.sample(step.sample_key(kind._replace(size=sizes[0])))
 
 
 def draw(logits: torch.Tensor) -> None:
@@ -87,9 +87,11 @@ def run_requests(
     block_size: int,
     num_groups: int,
     pooling: PoolingParams | None = None,
+    num_drafts: int = 0,
 ) -> list[ModelRunnerOutput]:
     """Requests with prompts of these lengths from their first step message to their last: in one step, and where they
-    generate in a second one. They write into the first blocks, whose contents nobody reads before having written them.
+    generate in a second one, each with `num_drafts` drafts behind it. They write into the first blocks, whose contents
+    nobody reads before having written them.
     """
     if not prompts:
         return []
@@ -101,8 +103,8 @@ def run_requests(
         first += len(blocks)
     rows, counts = np.arange(len(prompts), dtype=np.int32), np.array(prompts, dtype=np.int32)
     samples, none = np.ones(len(rows), dtype=np.bool_), rows[:0]
-    steps = [SchedulerOutput(-1, rows, counts, samples, requests)]
+    steps = [SchedulerOutput(-1, rows, counts, samples, requests, num_proposed=num_drafts)]
     if pooling is None:
-        steps.append(SchedulerOutput(-1, rows, np.ones_like(counts), samples))
+        steps.append(SchedulerOutput(-1, rows, np.ones_like(counts), samples, num_proposed=num_drafts))
     steps.append(SchedulerOutput(-1, none, none, samples[:0], freed_rows=rows.tolist()))
     return [runner.execute(step).finish() for step in steps]

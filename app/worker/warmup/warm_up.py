@@ -35,6 +35,7 @@ class WarmUp:
     features: WorkerFeatures
     shares_prefixes: bool = False
     pooling: PoolingParams | None = None  # what the plan's prompts ask for; None: they generate
+    num_drafts: int = 0  # that a row may have
 
     def compile(self, static: StaticStep | None) -> None:
         """Load every kernel that the start and ordinary steps will launch; on a GPU only. Needs the plan's
@@ -104,7 +105,8 @@ class WarmUp:
             return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
 
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
-        outputs = run_requests(runner, prompts, self.config.block_size, self._num_groups, self.pooling)
+        size = self.config.block_size
+        outputs = run_requests(runner, prompts, size, self._num_groups, self.pooling, self.num_drafts)
         self._refuse_nan(all(np.isfinite(result).all() for output in outputs for result in output.pooled or ()))
 
     def _refuse_nan(self, is_finite: bool) -> None:

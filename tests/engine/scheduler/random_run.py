@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.config.engine import EngineConfig
+from app.config.speculative import SpeculativeConfig
 from app.engine.core import EngineCore
 from app.engine.kv_cache import state_manager
 from app.engine.scheduler import scheduler as scheduler_module
@@ -84,12 +85,12 @@ class Device(StateDevice):
         self.num_sampled = 0
         return super().execute(step_message)
 
-    def verify(self, device: DeviceRow, k: int, step_id: int) -> list[int]:
+    def verify(self, device: DeviceRow, k: int, step: SchedulerOutput) -> list[int]:
         for place in range(k + 1):
             wanted = len(device.token_ids) - device.num_prompt_tokens + place if device.has_grammar else None
             assert self.masks.get(self.num_sampled) == wanted, "the mask belongs to another token"
             self.num_sampled += 1
-        return super().verify(device, k, step_id)
+        return super().verify(device, k, step)
 
 
 @dataclass
@@ -137,6 +138,8 @@ class RandomRun:
         )
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
         most_drafts = 0 if self.is_plain or self.has_states else rng.choice([0, 1, 4])
+        if most_drafts and self.seed % 2:  # as many as random times of steps make worth it
+            config = config.model_copy(update={"speculative_config": SpeculativeConfig(method="ngram")})
         drafts = {"num_draft_tokens": most_drafts, "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}
         windows = self.draw_windows() if self.has_windows else WHOLE
         if self.has_windows:

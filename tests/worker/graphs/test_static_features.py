@@ -12,7 +12,7 @@ import torch
 
 from app.backends import PROPOSERS
 from app.worker.features import WORKER_FEATURES
-from app.worker.graphs.static_step import DRAFTS, StepKey
+from app.worker.graphs.static_step import StepKey
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
@@ -121,9 +121,9 @@ def test_a_step_that_is_all_padding_may_look_for_newest_tokens(module: Any, monk
     module.MADE["reader"].seen.clear()
     with torch.inference_mode():
         step.inputs.pad_all()
-        for parts in (frozenset({DRAFTS}), frozenset({DRAFTS, "ages"}), frozenset[str]()):
-            step.forward(StepKey(4, parts))
-            step.sample(step.sample_key(StepKey(4, parts)))
+        for key in (StepKey(4, drafts=2), StepKey(4, frozenset({"ages"}), 2), StepKey(4)):
+            step.forward(key)
+            step.sample(step.sample_key(key))
     assert [(seen["rows"], seen["salts"], seen["age"]) for seen in module.MADE["reader"].seen] == [
         ([0] * 4, [9] * 4, None), ([0] * 4, [9] * 4, [1] * 4), ([0] * 4, [9] * 4, None),
     ]  # fmt: skip

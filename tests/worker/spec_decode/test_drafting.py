@@ -23,7 +23,6 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
-from app.worker.graphs.static_step import DRAFTS
 from app.worker.model_runner import ModelRunner
 from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, Results, assert_idle, run
@@ -236,14 +235,15 @@ def test_static_steps_verify_drafts_too(
         info = start(worker)
         step = decode_statically(worker, [1, 2, 4, 8])
         forward = step.forward
-        monkeypatch.setattr(step, "forward", lambda key: (ran.append(key.parts), forward(key)))
+        monkeypatch.setattr(step, "forward", lambda key: (ran.append(key.drafts), forward(key)))
         return info
 
     monkeypatch.setattr(Worker, "start", start_static)
     results, fewer = generate(config, executor, WISHES)
     assert_same(results, plain[0])
     assert kind == "ngram" or fewer < 0.75 * plain[1]
-    assert {frozenset(), frozenset({DRAFTS})} == set(ran)
+    assert set(ran) <= {0, 3}
+    assert 3 in ran
 
 
 @pytest.mark.usefixtures("in_this_process")

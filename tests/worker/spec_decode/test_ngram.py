@@ -43,7 +43,8 @@ def columns_of(token_ids: np.ndarray[Any, Any], known: list[int]) -> RowColumns:
 
 
 def propose(proposer: NgramProposer, columns: RowColumns, rows: list[int]) -> list[list[int]]:
-    proposal: Any = SimpleNamespace(columns=columns, rows=torch.tensor(rows))
+    count = proposer.num_draft_tokens
+    proposal: Any = SimpleNamespace(columns=columns, rows=torch.tensor(rows), num_drafts=count)
     drafts: list[list[int]] = proposer.propose(proposal).tolist()
     return drafts
 

@@ -81,9 +81,7 @@ class Device:
         build: Any = SimpleNamespace(
             device=torch.device("cpu"), max_model_len=WIDTH, groups=SimpleNamespace(tp=SimpleNamespace(size=1))
         )
-        context: Any = SimpleNamespace(
-            wanted=SimpleNamespace(num_speculative_tokens=COUNT), inputs=self.inputs, build=build
-        )
+        context: Any = SimpleNamespace(wanted=SimpleNamespace(most_drafts=COUNT), inputs=self.inputs, build=build)
         self.proposer = SuffixProposer.create(context)
         self.ids = torch.zeros(ROWS * WIDTH + 2, dtype=torch.int32)
         self.known = torch.ones(ROWS, dtype=torch.int32)
@@ -109,7 +107,12 @@ class Device:
             tensors=SimpleNamespace(slots=places),
         )
         proposal: Any = SimpleNamespace(
-            rows=torch.tensor(rows), num_new=torch.tensor(num_new), ends=places, columns=self.columns, view=view
+            num_drafts=COUNT,
+            rows=torch.tensor(rows),
+            num_new=torch.tensor(num_new),
+            ends=places,
+            columns=self.columns,
+            view=view,
         )
         drafts: list[list[int]] = self.proposer.propose(proposal).tolist()
         return drafts

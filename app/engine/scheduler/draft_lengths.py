@@ -1,0 +1,127 @@
+"""Decides how many drafts the rows of a step are left with, which their next step verifies.
+
+A number that is given stays as it is. Else it is the one by which steps bring the most tokens a second, as far as their
+times (`draft_costs`) and the drafts that were right (`draft_acceptance`) tell: none at all, too. It is held for a few
+steps, as many as it takes to see what they cost. While there are no drafts, nothing tells how many would be right: now
+and then some are tried, so seldom that it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.engine.scheduler.draft_acceptance import DraftAcceptance
+from app.engine.scheduler.draft_costs import DraftCosts, FloatArray
+from app.engine.scheduler.in_flight import InFlightStep
+from app.engine.scheduler.row_table import IntArray, RowTable
+
+HELD = 4  # steps
+MARGIN = 1.01  # by which more drafts must be better
+MOST_LOST = 0.004  # of the time, to try drafts where there are none
+LEAST_WAIT, MOST_WAIT = 64, 4096  # steps
+FORGET_AFTER = 256  # steps, what another number costs
+
+
+class DraftLengths:
+    """A number that is given."""
+
+    def __init__(self, count: int) -> None:
+        self.choice = count
+
+    def choose(self, rows: IntArray) -> int:
+        """The drafts that rows are to have after their next step, in which `rows` decode."""
+        return self.choice
+
+    def is_due(self) -> bool:
+        """True if a further step of the same rows, without drafts, needs a choice."""
+        return False
+
+    def observe(self, step: InFlightStep, accepted: NDArray[np.int32] | None, step_time_s: float) -> None:
+        """A step returned, `accepted` [R] drafts of whose rows were right (None: it had none)."""
+
+
+class MeasuredDraftLengths(DraftLengths):
+    """A number that follows the cost."""
+
+    def __init__(self, counts: Sequence[int], table: RowTable) -> None:
+        """`counts`: those to choose from beside none, ascending."""
+        super().__init__(0)
+        self._counts = (0, *counts)
+        self._costs = DraftCosts(self._counts, len(table.generation))
+        self._acceptance = DraftAcceptance(table, self._counts)
+        self._index = 0
+        self._held = 0  # further steps
+        self._num_rows = 0  # as a power of two
+        self._wait = LEAST_WAIT  # further steps without drafts
+        self._age = 0  # steps since one was forgotten
+        self._forgotten = 1  # the next, as an index
+
+    def choose(self, rows: IntArray) -> int:
+        """See DraftLengths."""
+        if not len(rows):
+            return self.choice
+        self._held -= 1
+        if self._held < 0 or len(rows).bit_length() != self._num_rows:
+            self._num_rows, self._held = len(rows).bit_length(), HELD - 1
+            self._index = self._best(rows)
+            self.choice = self._counts[self._index]
+        return self.choice
+
+    def is_due(self) -> bool:
+        """See DraftLengths."""
+        self._wait -= 1
+        return self._wait <= 0
+
+    def observe(self, step: InFlightStep, accepted: NDArray[np.int32] | None, step_time_s: float) -> None:
+        """See DraftLengths."""
+        verified = 0 if step.num_draft_tokens is None else int(step.num_draft_tokens.max())
+        if step.num_tokens == step.num_decode_tokens and verified == step.num_proposed:
+            self._costs.observe(len(step.rows), self._counts.index(verified), step_time_s)
+        if accepted is not None:
+            self._acceptance.observe(step, accepted)
+
+    def _best(self, rows: IntArray) -> int:
+        times = self._costs.estimate(len(rows))
+        if times is None:
+            self._wait = HELD
+            return 0
+        self._forget(len(rows), times)
+        speeds = self._acceptance.expected(rows) / times
+        best = 0
+        for index in range(1, len(speeds)):
+            best = index if speeds[index] > MARGIN * speeds[best] else best
+        if best:
+            self._wait = LEAST_WAIT
+            return best
+        return self._tried(times)
+
+    def _forget(self, num_rows: int, times: FloatArray) -> None:
+        """Have one number after the other measured anew, once enough steps pay for it."""
+        self._age += HELD
+        if self._age < max(FORGET_AFTER, self._pays_for(times, self._forgotten)):
+            return
+        self._costs.forget(num_rows, self._forgotten)
+        self._age, self._forgotten = 0, self._forgotten % (len(self._counts) - 1) + 1
+
+    def _pays_for(self, times: FloatArray, index: int) -> float:
+        """Steps of whose time a try of this number costs next to nothing, were all its drafts wrong."""
+        return HELD * float(times[index] / times[self._index] - 1.0) / MOST_LOST
+
+    def _tried(self, times: FloatArray) -> int:
+        """The fewest drafts, once the steps without have been enough to pay for it; else none."""
+        self._wait -= HELD
+        if self._wait > 0:
+            return 0
+        self._index = 0
+        self._wait = int(min(max(LEAST_WAIT, self._pays_for(times, 1)), MOST_WAIT))
+        return 1
+
+
+def create_lengths(counts: Sequence[int], table: RowTable, *, by_cost: bool) -> DraftLengths | None:
+    """Of an engine whose rows may have so many drafts in a step, ascending; None: nobody proposes any."""
+    if not counts:
+        return None
+    return MeasuredDraftLengths(counts, table) if by_cost else DraftLengths(counts[-1])
