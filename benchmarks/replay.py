@@ -90,10 +90,15 @@ def lies_for(tau: float | None, drafts: int, first: int, count: int, width: int)
         return torch.zeros(width, dtype=torch.int64)
     rate, found = acceptance(tau, drafts), []
     for seed in range(MOST_SEEDS):
-        drawn = torch.rand(width, generator=torch.Generator().manual_seed(seed))
-        lies = (drawn >= rate).long()
+        lies = lies_at(rate, width, seed)
         found.append((abs(tokens_a_step(lies, drafts, first, count) - tau), seed, lies))
     return min(found, key=lambda one: one[:2])[2]
+
+
+def lies_at(share: float, width: int, seed: int = 0) -> torch.Tensor:
+    """int64 [W] where such a share of drafts is right, each by itself."""
+    drawn = torch.rand(width, generator=torch.Generator().manual_seed(seed))
+    return (drawn >= share).long()
 
 
 def acceptance(tau: float, drafts: int) -> float:
@@ -125,7 +130,7 @@ class Replay(Proposer):
                 update={"speculative_config": wanted.model_copy(update={"method": "eagle3"})}
             )
             inner = Eagle3Proposer.create(replace(context, config=asked))
-        return cls(wanted.num_speculative_tokens, context, inner)
+        return cls(wanted.most_drafts, context, inner)
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:

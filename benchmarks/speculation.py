@@ -1,11 +1,14 @@
 """What verification and drafts cost a step, and what they bring at an imposed acceptance, on random weights.
 
     python -m benchmarks.speculation --shape llama-8b [--rows 1 8 32] [--out results/speculation.json]
+    python -m benchmarks.speculation --shape llama-8b --rows 1 8 32 128 256 --automatic 0.05 0.75
 
 Every engine says a text that is told in advance (benchmarks/replay.py), so acceptance is what is imposed: first plain
 steps; then a drafter that is always right, so that a step with k drafts takes the time of its verification and brings
 1 + k tokens; one that is right as often as makes `tau` tokens a step, with an EAGLE-3 drafter of random weights beside
-it, of the shape's own width and 32,000 draft tokens. All requests are right and wrong at the same places, so that none
+it, of the shape's own width and 32,000 draft tokens. With `--automatic`, instead of these, engines with that drafter
+whose number of drafts follows the cost, where so many of the drafts are right: their first run, which is not counted,
+is the one in which they learn. All requests are right and wrong at the same places, so that none
 ends before the others. `device` is the median time between the first and the last event of a step on the GPU; tokens a
 second are of the wall, without the prompts. All engines of a run are on one device, one after another.
 """
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 
 from app import LLM, SamplingParams
+from app.config.speculative import MOST_AUTOMATIC
 from app.records.outputs import RequestOutput
 from benchmarks import replay
 from benchmarks.offline import arguments, make_llm, random_prompt, watched_steps, write
@@ -38,14 +42,17 @@ DRAFT_VOCAB = 32_000
 class Case:
     """Drafts of a row, tokens a step at which they are right (None: always), and whether EAGLE-3 runs."""
 
-    drafts: int
+    drafts: int | None  # None: by their cost
     tau: float | None = None
     eagle: bool = False
+    share: float | None = None  # of right drafts, where nothing says how many there are
 
     @property
     def name(self) -> str:
         """Name of its line in the table."""
         drafter = "eagle3" if self.eagle else "replay"
+        if self.share is not None:
+            return f"{drafter} {self.share} right"
         return f"{drafter} k={self.drafts}" + ("" if self.tau is None else f" tau={self.tau}")
 
 
@@ -108,8 +115,12 @@ def run_case(case: Case, rows: list[int], args: argparse.Namespace, folder: Path
     wanted: dict[str, Any] = {"method": replay.NAME, "num_speculative_tokens": case.drafts}
     if case.eagle:
         wanted["model"] = eagle_folder(args.shape, folder)
-    width = CONTEXT + args.tokens + 2 * case.drafts + 2
-    replay.IMPOSED.lies = replay.lies_for(case.tau, case.drafts, CONTEXT, args.tokens - 1, width)
+    most = case.drafts or MOST_AUTOMATIC
+    width = CONTEXT + args.tokens + 2 * most + 2
+    if case.share is not None:
+        replay.IMPOSED.lies = replay.lies_at(case.share, width)
+    else:
+        replay.IMPOSED.lies = replay.lies_for(case.tau, most, CONTEXT, args.tokens - 1, width)
     with make_llm(args.shape, speculative_config=wanted, **options_of(args)) as llm:
         return {count: measure(llm, args.shape, count, args.tokens) for count in rows}
 
@@ -132,6 +143,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             show("plain", count, row, row)
     few = [count for count in args.rows if count <= 32]
     cases = [(Case(3), few), (Case(3, 2.79, eagle=True), few), (Case(7), few[:1])]
+    if args.automatic:
+        cases = [(Case(None, eagle=True, share=share), args.rows) for share in args.automatic]
     for case, rows in cases:
         with tempfile.TemporaryDirectory() as folder:
             found = run_case(case, rows, args, Path(folder))
@@ -157,8 +170,12 @@ def main() -> None:
     parser = arguments(__doc__, "llama-8b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--automatic", type=float, nargs="+", default=[])
+    args = parser.parse_args()
     with replay.told():
-        figures = run(parser.parse_args())
+        figures = run(args)
+    if args.automatic:
+        return
     eagle, replayed = figures[Case(3, 2.79, eagle=True).name], figures[Case(3).name]
     for count in eagle:
         print(f"EAGLE-3 draft, k=3, rows {count}: {eagle[count]['device_ms'] - replayed[count]['device_ms']:.3f} ms")

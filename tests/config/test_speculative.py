@@ -65,7 +65,6 @@ def test_keys_of_vllm_that_are_not_there_are_named(key: str) -> None:
         ({"num_speculative_tokens": 0}, ("num_speculative_tokens",), "greater than or equal to 1"),
         ({"num_speculative_tokens": 33}, ("num_speculative_tokens",), "less than or equal to 32"),
         ({"num_speculative_tokens": "many"}, ("num_speculative_tokens",), "valid integer"),
-        ({"num_speculative_tokens": None}, ("num_speculative_tokens",), "Field required"),
         ({"method": None}, ("method",), "Field required"),
         ({"prompt_lookup_min": 0}, ("prompt_lookup_min",), "greater than or equal to 1"),
         ({"prompt_lookup_max": 65, "prompt_lookup_min": 1}, ("prompt_lookup_max",), "less than or equal to 64"),
@@ -88,3 +87,15 @@ def test_a_drafter_is_whole_or_split_as_its_target() -> None:
     EngineConfig(tensor_parallel_size=2, executor="local_processes", speculative_config=asked)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="draft_tensor_parallel_size=2: 1, or tensor_parallel_size=1"):
         EngineConfig(speculative_config=asked)  # type: ignore[arg-type]
+
+
+def test_the_numbers_to_choose_from() -> None:
+    asked = SpeculativeConfig.model_validate({"method": "ngram", "num_speculative_tokens": None})
+    assert (asked.most_drafts, asked.counts(7), asked.counts(4), asked.counts(1)) == (
+        7,
+        (1, 2, 3, 5, 7),
+        (1, 2, 3, 4),
+        (1,),
+    )
+    given = SpeculativeConfig.model_validate(NGRAM)
+    assert (given.most_drafts, given.counts(3)) == (3, (3,))

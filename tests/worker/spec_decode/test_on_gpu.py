@@ -35,9 +35,12 @@ def plain(directory: Path) -> WholeLogprobs:
     return generate(config, InProcessExecutor(config), WISHES)[0]
 
 
+@pytest.mark.parametrize("count", [3, None])
 @pytest.mark.parametrize("name", METHODS)
-def test_tokens_are_those_without_drafts(directory: Path, plain: WholeLogprobs, tmp_path: Path, name: str) -> None:
-    speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": 3}
+def test_tokens_are_those_without_drafts(
+    directory: Path, plain: WholeLogprobs, tmp_path: Path, name: str, count: int | None
+) -> None:
+    speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": count}
     if name == "ngram":
         speculation["prompt_lookup_min"] = 1
     elif name == "draft_model":
