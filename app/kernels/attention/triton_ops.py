@@ -1,14 +1,17 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The Triton attention backend (`OPS`): decodes go to the split-KV kernel, all other requests to a prefill kernel.
 
-The two write disjoint rows of the output. Nothing here waits for the device: grids come from host numbers of the
-metadata, lengths and tables are read by the kernels. Prefills go to gluon_prefill.py where that serves, which is faster
-(`python -m benchmarks.kernels` times both), else to triton_prefill.py, which serves every step.
+The two write disjoint rows of the output. A static step of few rows that verify drafts takes each token for a decode:
+the split-KV kernel reads a context several times then, but in many programs at once, as the other does not.
+
+Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
+kernels. Prefills go to gluon_prefill.py where that serves, which is faster (`python -m benchmarks.kernels` times both),
+else to triton_prefill.py, which serves every step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,6 +33,7 @@ from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 _MAX_HEAD_DIM = 256
+_FEW_TOKENS = 16  # of a step
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class TritonPlan:
     """The plan of a step, which its layers share."""
 
     scratch: DecodeScratch
+    decodes: AttentionMetadata | None = None  # the step's tokens as decodes
 
 
 def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
@@ -49,7 +54,27 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
             f"head_dim={head_dim}: attention_backend=triton holds at most {_MAX_HEAD_DIM}; use attention_backend=torch",
             param="attention_backend",
         )
-    meta.plan = TritonPlan(make_scratch(meta, num_heads, num_kv_heads, head_dim))
+    decodes = as_decodes(meta)
+    meta.plan = TritonPlan(make_scratch(decodes or meta, num_heads, num_kv_heads, head_dim), decodes)
+
+
+def as_decodes(meta: AttentionMetadata) -> AttentionMetadata | None:
+    """A static step whose rows bring equally many tokens, of which there are few, with a request for each token; None:
+    it is another one."""
+    num_tokens, each = meta.slot_mapping.shape[0], meta.max_query_len
+    if not meta.is_static or each == 1 or not 0 < num_tokens <= _FEW_TOKENS:
+        return None
+    if num_tokens != each * meta.seq_lens.shape[0]:
+        return None
+    behind = torch.arange(1 - each, 1, dtype=torch.int32, device=meta.seq_lens.device)
+    return replace(
+        meta,
+        query_start_loc=torch.arange(num_tokens + 1, dtype=torch.int32, device=meta.seq_lens.device),
+        seq_lens=(meta.seq_lens[:, None] + behind).flatten(),
+        block_table=meta.block_table[:, None].expand(-1, each, -1).flatten(0, 1),
+        max_query_len=1,
+        num_decodes=num_tokens,
+    )
 
 
 @quick_launch
@@ -141,6 +166,7 @@ def paged_attention(
     assert (kv_scales is None) == (kv_cache.dtype == query.dtype), "a quantized cache comes with its scales"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
+    meta = plan.decodes or meta
     if meta.num_decodes > 0:
         decode(query, kv_cache, meta, plan.scratch, out, options)
     if meta.num_decodes < meta.seq_lens.shape[0]:

@@ -14,7 +14,7 @@ import torch
 
 from app.backends import ATTENTION_BACKENDS
 from app.errors import ConfigError
-from app.kernels.attention import AttentionMetadata, reference, triton_decode, triton_splits
+from app.kernels.attention import AttentionMetadata, reference, triton_decode, triton_ops, triton_splits
 from app.kernels.attention.triton_ops import OPS, TritonPlan
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -138,6 +138,17 @@ def test_a_static_step_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, slid
     meta = dataclasses.replace(batch.meta, is_static=True, max_seq_len=4096, plan=None)
     assert torch.equal(run(dataclasses.replace(batch, meta=meta), sliding_window=sliding_window), plainly)
     check(dataclasses.replace(batch, meta=meta), sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20, "soft_cap": 15.0}])
+def test_few_rows_that_verify_drafts_are_decodes(options: dict[str, float]) -> None:
+    """In a static step, on the way of plain decoding: the same bits for the same tokens."""
+    batch = make_batch([(3, 90), (3, 3), (3, 40)], device=DEVICE)
+    check(dataclasses.replace(batch, meta=dataclasses.replace(batch.meta, is_static=True)), **options)
+    of_many = make_batch([(4, 90)] * 5, device=DEVICE)
+    meta = dataclasses.replace(of_many.meta, is_static=True)
+    check(dataclasses.replace(of_many, meta=meta), **options)
+    assert triton_ops.as_decodes(meta) is None
 
 
 def test_layers_of_a_step_share_the_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
