@@ -76,7 +76,7 @@ class _Told:
 
 
 def tokens_a_step(lies: torch.Tensor, drafts: int, first: int, count: int) -> float:
-    """Of a request that gets `count` tokens behind its first, which stands at position `first`."""
+    """Tokens that a step brings a request, which gets `count` behind its first, at position `first`."""
     position, steps, is_lie = first + 1, 0, lies.tolist()
     while position <= first + count:
         right = next((i for i in range(drafts) if is_lie[position + i]), drafts)

@@ -37,7 +37,7 @@ class DraftAcceptance:
         self._row_right: FloatArray = np.zeros(num_rows)
 
     def observe(self, step: InFlightStep, accepted: NDArray[np.int32]) -> None:
-        """Of the step's rows, `accepted` [R] drafts were right."""
+        """Take in that `accepted` [R] drafts of the step's rows were right."""
         drafts = step.num_draft_tokens
         assert drafts is not None
         tried = np.minimum(accepted + 1, drafts)

@@ -121,7 +121,7 @@ class MeasuredDraftLengths(DraftLengths):
 
 
 def create_lengths(counts: Sequence[int], table: RowTable, *, by_cost: bool) -> DraftLengths | None:
-    """Of an engine whose rows may have so many drafts in a step, ascending; None: nobody proposes any."""
+    """Chooses for an engine whose rows may have so many drafts in a step, ascending; None: nobody proposes any."""
     if not counts:
         return None
     return MeasuredDraftLengths(counts, table) if by_cost else DraftLengths(counts[-1])

@@ -144,7 +144,7 @@ class StaticStep:
     def smallest(
         self, sizes_of: Mapping[StepKey, Sequence[int]], num_rows: int, parts: frozenset[str], drafts: int
     ) -> StepKey | None:
-        """Of the kinds of steps with these ascending sizes, the one with the fewest places that serves; None: none.
+        """The step with the fewest places that serves, of the kinds with these ascending sizes; None: none does.
 
         Where no step has just these parts, all of them: rows that do not use a part are what they are without it.
         """
