@@ -49,6 +49,8 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     token_figures: dict[str, list[float]] | None = None  # likewise, by name; see EngineRequest.token_figures
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # whole prompt, once; the first entry is None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_right_drafts: int = 0  # with the finish_reason: draft tokens that this replica kept
+    num_wrong_drafts: int = 0  # and those that it computed in vain
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
     pooled: PooledResult | None = None  # what a pooling request asked for, with its only output

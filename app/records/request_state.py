@@ -70,6 +70,8 @@ class Request:
     num_resumed_tokens: int = 0  # output that was generated, delivered and counted on another replica
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0  # those of them that the connector brought back
+    num_right_drafts: int = 0
+    num_wrong_drafts: int = 0
     num_preemptions: int = 0
     preempted_at: list[float] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # collected chunk by chunk, until delivered

@@ -102,6 +102,7 @@ class OutputProcessor:
         self._num_chars = 0  # detokenised, shown or held
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.num_right_drafts = self.num_wrong_drafts = 0  # known once the engine has ended the request
         self.finished = False
 
     def process(self, output: EngineOutput) -> TextDelta:
@@ -115,6 +116,8 @@ class OutputProcessor:
                 return self._end_circles(output, count)
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason is not None:
+            self.num_right_drafts, self.num_wrong_drafts = output.num_right_drafts, output.num_wrong_drafts
         token_ids = output.new_token_ids
         if self._is_plain and output.finish_reason is None:  # the common case, a few microseconds shorter
             self.num_output_tokens += len(token_ids)

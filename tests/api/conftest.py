@@ -86,6 +86,7 @@ class ScriptedClient:
         self.models = {name: model for model in models for name in (model.name, *model.aliases)}
         self.script: Callable[[EngineRequest], list[int]] = lambda request: request.prompt_token_ids
         self.step = 1
+        self.last: dict[str, Any] = {}  # what the last output says beside its tokens
         self.delay_s = 0.0
         self.healthy = True
         self.fail_after: tuple[int, Exception] | None = None
@@ -148,6 +149,7 @@ class ScriptedClient:
                 None if params.logprobs is None else [logprobs_of(token, params.logprobs, named) for token in part]
             )
             is_last = start + self.step >= len(tokens)
+            first |= self.last if is_last else {}
             yield EngineOutput(request.request_id, part, reason if is_last else None, logprobs=logprobs, **first)
             first = {}
 

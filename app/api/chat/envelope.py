@@ -51,8 +51,9 @@ def fingerprint(model: ServedModel) -> str:
 
 
 def usage(choices: Iterable[Choice], counts_output: bool = True) -> dict[str, Any]:
-    """Tokens so far: each prompt once however many choices it has, each choice's output."""
-    num_prompt = num_output = num_cached = 0
+    """Tokens so far: each prompt once however many choices it has, each choice's output; drafts where there were any
+    (OpenAI's names are those of drafts that a client sends)."""
+    num_prompt = num_output = num_cached = num_right = num_wrong = 0
     last_prompt = -1
     for choice in choices:
         if choice.prompt_index != last_prompt:
@@ -60,9 +61,13 @@ def usage(choices: Iterable[Choice], counts_output: bool = True) -> dict[str, An
             num_prompt += len(choice.request.prompt_token_ids)
             num_cached += choice.processor.num_cached_tokens
         num_output += choice.processor.num_output_tokens if counts_output else 0
+        num_right += choice.processor.num_right_drafts
+        num_wrong += choice.processor.num_wrong_drafts
+    drafts = {"accepted_prediction_tokens": num_right, "rejected_prediction_tokens": num_wrong}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
+        **({"completion_tokens_details": drafts} if num_right + num_wrong else {}),
     }

@@ -157,12 +157,15 @@ def _merging_cost_s(answers: Sequence[dict[str, Any]]) -> float:
 def _merged(answers: Sequence[dict[str, Any]]) -> Response:
     choices = [_with_prompt(choice, answer) for answer in answers for choice in answer["choices"]]
     counts: Counter[str] = Counter()
+    drafts: Counter[str] = Counter()
     num_cached = 0
     for answer in answers:
         usage = answer["usage"]
         num_cached += usage["prompt_tokens_details"]["cached_tokens"]
+        drafts.update(usage.get("completion_tokens_details", {}))
         counts.update({name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
     usage = {**counts, "prompt_tokens_details": {"cached_tokens": num_cached}}
+    usage |= {"completion_tokens_details": dict(drafts)} if drafts else {}
     own = {"choices": [{**c, "index": i} for i, c in enumerate(choices)], "usage": usage, "prompt_token_ids": None}
     return json_response(answers[0] | own)
 

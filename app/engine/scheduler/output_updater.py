@@ -119,11 +119,15 @@ class OutputUpdater:
         """Count what the step computed, less the drafts that were rejected, and publish blocks that it filled with
         tokens that are known; those of its own drafts are not yet."""
         table, rows, counts = self._rows, step.rows, step.num_scheduled_tokens
+        accepted = step.accepted(rejected)
         if rejected is not None:
             counts = counts - rejected
         if not present.all():
-            rows, counts, rejected = rows[present], counts[present], None if rejected is None else rejected[present]
-        if rejected is not None:
+            rows, counts = rows[present], counts[present]
+            rejected, accepted = (None if drafts is None else drafts[present] for drafts in (rejected, accepted))
+        if rejected is not None and accepted is not None:
+            table.num_right_drafts[rows] += accepted
+            table.num_wrong_drafts[rows] += rejected
             table.num_tokens[rows] -= rejected
             table.num_computed[rows] -= rejected
             self._pending_diffs.reject_drafts(rows, rejected)

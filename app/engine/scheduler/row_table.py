@@ -38,6 +38,8 @@ class RowTable:
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
         self.num_drafts = np.zeros(num_rows, np.int32)  # draft tokens that the device will hold
         self.may_draft = np.zeros(num_rows, np.bool_)
+        self.num_right_drafts = np.zeros(num_rows, np.int64)  # since the request entered
+        self.num_wrong_drafts = np.zeros(num_rows, np.int64)
         self.draft_masks: dict[int, DraftMasks] = {}  # of rows with a grammar, whose drafts the host has seen
         self.last_step = np.zeros(num_rows, np.int64)  # the latest step message that contains the row
         self.slow_path = np.zeros(num_rows, np.bool_)  # its tokens need more than an append
@@ -107,6 +109,7 @@ class RowTable:
         self.capacity[row] = capacity
         self.next_publish[row] = next_publish
         self.num_drafts[row] = 0  # none before it has sampled here
+        self.num_right_drafts[row] = self.num_wrong_drafts[row] = 0
         self.draft_masks.pop(row, None)
         self.may_draft[row] = may_draft(request)
         self.last_step[row] = 0
@@ -123,6 +126,8 @@ class RowTable:
         assert self.requests[row] is request
         if self.last_token_time[row] > 0:
             request.last_token = float(self.last_token_time[row])
+        request.num_right_drafts += int(self.num_right_drafts[row])
+        request.num_wrong_drafts += int(self.num_wrong_drafts[row])
         self.requests[row] = None
         self.generation[row] = 0
         self.set_runnable(row, False)

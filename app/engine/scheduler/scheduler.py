@@ -178,6 +178,8 @@ class Scheduler:
             stop_reason=stop_reason,
             error=error,
             num_cached_tokens=request.num_cached_tokens,
+            num_right_drafts=request.num_right_drafts,
+            num_wrong_drafts=request.num_wrong_drafts,
             num_preemptions=request.num_preemptions,
             times=request.times,
         )

@@ -121,6 +121,20 @@ def test_continuous_usage(http: httpx.Client, client: Any) -> None:
     assert counts[0] == 0, "the role is no token"
 
 
+def test_usage_tells_of_drafts(http: httpx.Client, client: Any) -> None:
+    say(client, "the fox")
+    body = {"model": "m", "messages": HI, "stream_options": {"include_usage": True}}
+    assert "completion_tokens_details" not in events(http, "/v1/chat/completions", body)[-1]["usage"]
+    client.last = {"num_right_drafts": 5, "num_wrong_drafts": 2}
+    expected = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+    streamed = events(http, "/v1/chat/completions", body)[-1]
+    several = http.post("/v1/chat/completions", json={"model": "m", "messages": HI, "n": 2}).json()
+    batch = http.post("/v1/chat/completions/batch", json={"model": "m", "messages": [HI, HI]}).json()
+    assert streamed["usage"]["completion_tokens_details"] == expected
+    for answer in (several, batch):
+        assert answer["usage"]["completion_tokens_details"] == {name: 2 * count for name, count in expected.items()}
+
+
 def test_stop_strings_across_tokens(sdk: openai.OpenAI, client: Any) -> None:
     say(client, "one two STOP three")
     for stop in ("STOP", ["zzz", "o STOP t"], "\n"):

@@ -42,6 +42,11 @@ def test_right_drafts_save_steps_and_wrong_ones_change_nothing(quality: float, m
     assert results.tokens["r"] == ANSWER
     assert core.stats().steps_total - 1 - late <= most_steps
     assert core.stats().figures["generation_tokens"] == 24
+    final, figures = results.final["r"], core.stats().figures
+    assert (final.num_right_drafts, final.num_wrong_drafts) == (
+        figures.get("accepted_tokens", 0), figures["draft_tokens"] - figures.get("accepted_tokens", 0)
+    )  # fmt: skip
+    assert final.num_right_drafts > 10 if quality else final.num_wrong_drafts > 10
     assert_idle(core)
 
 
