@@ -1,13 +1,14 @@
 """A rank's weights: put to sleep, brought back, replaced in place.
 
 Level 1 keeps them in host memory (on a CPU they are there anyway), level 2 drops them. What a model holds besides its
-weights, such as tables of angles, stays where it is at both levels.
+weights, such as tables of angles, stays where it is at both levels. Models beside it (drafters) sleep with it; nobody
+replaces their weights, so host memory keeps these at both levels.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -32,8 +33,13 @@ from app.worker.placement import Placement
 class Weights:
     """The weights of one model. Callers hold torch.inference_mode() and let no step run meanwhile."""
 
-    def __init__(self, model: EngineModel, config: EngineConfig, place: Placement) -> None:
+    def __init__(
+        self, model: EngineModel, config: EngineConfig, place: Placement, beside: Sequence[nn.Module] = ()
+    ) -> None:
+        """`beside`: models that share no weights with `model`."""
         self._model = model
+        self._beside = beside
+        self._copy_beside: HostCopy | None = None
         self._config = config
         self._place = place
         self._copy: HostCopy | None = None
@@ -64,7 +70,10 @@ class Weights:
             drop_packed(self._model)
             held = storages(_tensors(self._model))
             self._has_contents = False
+        beside = storages(tensor for model in self._beside for tensor in _tensors(model))
+        self._copy_beside = HostCopy(beside)
         self._emptied = empty(held)
+        empty(beside)
 
     def _refuse_streamed(self, what: str) -> None:
         if self._model.offload is not None:
@@ -76,6 +85,10 @@ class Weights:
             self._copy.restore()
             self._copy.close()
             self._copy = None
+        if self._copy_beside is not None:
+            self._copy_beside.restore()
+            self._copy_beside.close()
+            self._copy_beside = None
         for storage, size in self._emptied:
             if storage.nbytes() != size:
                 storage.resize_(size)

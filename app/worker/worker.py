@@ -82,7 +82,7 @@ class Worker:
             num_blocks = parts.size(placed.build.max_model_len)
             self._runner = parts.warm(num_blocks)
         spec = parts.cache.spec
-        self._parts, self._weights = parts, Weights(parts.model, self._config, placed)
+        self._parts, self._weights = parts, Weights(parts.model, self._config, placed, parts.features.models)
         held = self._config.max_num_seqs, parts.cache.num_slots
         sizes = kv_sizing.describe(spec, num_blocks, placed.build.max_model_len, *held)
         notes = [*placed.notes, *sizes, *parts.notes]

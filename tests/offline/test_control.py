@@ -105,6 +105,24 @@ def test_asleep_and_awake_again(make: Make, old: Path, new: Path, ranks: int) ->
     assert stats.num_free_blocks == stats.num_blocks
 
 
+def test_a_drafter_sleeps_with_its_target(make: Make, old: Path) -> None:
+    """Its weights come back at both levels, though a checkpoint brings the target's alone."""
+    drafting = {"method": "draft_model", "model": str(old), "num_speculative_tokens": 3}
+    llm, before = make(old, speculative_config=drafting), expected(old)
+    worker = llm._core.executor._worker  # type: ignore[attr-defined]
+    (drafter,) = worker._parts.features.models
+
+    assert answers(llm) == before
+    usual = llm.stats().figures["accepted_tokens"]
+    assert usual > 8
+    llm.sleep(2)
+    assert not any(one.untyped_storage().nbytes() for one in drafter.parameters())
+    llm.wake_up()
+    llm.collective_rpc("reload_weights")
+    assert answers(llm) == before
+    assert llm.stats().figures["accepted_tokens"] == 2 * usual
+
+
 def test_what_does_not_fit_changes_nothing(make: Make, old: Path, tmp_path: Path) -> None:
     llm, before = make(old), expected(old)
     wide = tiny_model("qwen3", 4, intermediate_size=128)

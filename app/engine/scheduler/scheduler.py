@@ -279,11 +279,9 @@ class Scheduler:
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
 
     def _may_repeat(self, decodes: IntArray, plan: StepPlan) -> bool:
-        """True if the next step may be one of the same rows and one token each: not where each takes other rows (a
-        pipeline's), or there are drafts."""
-        if self._rules.num_stages > 1:
-            return False
-        return self._drafts is None or not (plan.num_proposed or self.rows.num_drafts[decodes].any())
+        """True if the next step may be of the same rows, one token each: not in a pipeline, nor where there are drafts."""
+        drafts = self._drafts is not None and bool(plan.num_proposed or self.rows.num_drafts[decodes].any())
+        return self._rules.num_stages == 1 and not drafts
 
     @property
     def has_failed(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from app.layers.context import HiddenStates
 from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -34,6 +35,8 @@ class WorkerFeature:
     part: str = ""
     # Its own methods that the engine may call between steps, by `Worker.call_feature`.
     calls: tuple[str, ...] = ()
+    # Models of its own, whose memory sleeps with that of the model's weights.
+    models: tuple[nn.Module, ...] = ()
     # Layers of the model whose input, and at their number the output of the last, `hidden` is given.
     reads_layers: tuple[int, ...] = ()
 
@@ -149,6 +152,11 @@ class WorkerFeatures:
     def reads_layers(self) -> tuple[int, ...]:
         """The layers whose inputs features want."""
         return tuple(sorted({layer for feature in self._all for layer in feature.reads_layers}))
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The models of all features."""
+        return tuple(model for feature in self._all for model in feature.models)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         """The result of a method of the one feature that has it among its `calls`."""

@@ -40,6 +40,7 @@ class ChainProposer(Proposer):
         self.num_draft_tokens = num_draft_tokens
         self.reads_layers = reads_layers
         self._drafter = drafter
+        self.models = () if drafter is None else (drafter,)
         self._inputs = inputs
         self._group = group
 

@@ -39,6 +39,7 @@ class DraftModelProposer(Proposer):
     def __init__(self, model: EngineModel | None, context: ProposerContext) -> None:
         self.num_draft_tokens = context.wanted.most_drafts
         self._model = model
+        self.models = () if model is None else (model,)
         self._inputs: StepInputs = context.inputs
         self._device, self._vocab_size = context.build.device, context.info.vocab_size
         self._group = own_group(context)

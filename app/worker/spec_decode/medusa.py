@@ -23,6 +23,7 @@ class MedusaProposer(Proposer):
     def __init__(self, num_draft_tokens: int, drafter: MedusaDrafter | None, context: ProposerContext) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._drafter, self._group = drafter, own_group(context)
+        self.models = () if drafter is None else (drafter,)
         token_ids = None if drafter is None else drafter.token_map
         self._sampler = DraftSampler(context.inputs, context.build.device, context.info.vocab_size, token_ids)
 

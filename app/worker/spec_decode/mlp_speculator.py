@@ -23,6 +23,7 @@ class MLPSpeculatorProposer(Proposer):
     def __init__(self, num_draft_tokens: int, drafter: MLPSpeculator | None, context: ProposerContext) -> None:
         self.num_draft_tokens = num_draft_tokens
         self._drafter, self._group = drafter, own_group(context)
+        self.models = () if drafter is None else (drafter,)
         self._sampler = DraftSampler(context.inputs, context.build.device, context.info.vocab_size)
 
     @classmethod
