@@ -33,7 +33,7 @@ from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 _MAX_HEAD_DIM = 256
-_FEW_TOKENS = 16  # of a step
+_FEW_TOKENS = 8  # of a step
 
 
 @dataclass(slots=True)
