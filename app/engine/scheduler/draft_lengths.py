@@ -108,7 +108,8 @@ class MeasuredDraftLengths(DraftLengths):
 
     def _pays_for(self, times: FloatArray, index: int) -> float:
         """Steps of whose time a try of this number costs next to nothing, were all its drafts wrong."""
-        return HELD * float(times[index] / times[self._index] - 1.0) / MOST_LOST
+        usual = min(float(times[self._index]), float(times.max(where=np.isfinite(times), initial=0.0)))
+        return HELD * (float(times[index]) / usual - 1.0) / MOST_LOST
 
     def _tried(self, times: FloatArray) -> int:
         """The fewest drafts, once the steps without have been enough to pay for it; else none."""
