@@ -228,9 +228,8 @@ class Scheduler:
         steady, self._steady = self._steady, None
         if steady is None or len(self.waiting) or not steady.goes_on(self.rows):
             return None
-        if self._drafts is not None and self._drafts.is_due():
-            return None
-        if not self._slots.grow_each(steady.at_block_edge()):
+        is_due = self._drafts is not None and self._drafts.is_due()
+        if is_due or not self._slots.grow_each(steady.at_block_edge()):
             return None
         self._steady = steady
         return self._writer.write_next(steady)
@@ -279,7 +278,7 @@ class Scheduler:
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
 
     def _may_repeat(self, decodes: IntArray, plan: StepPlan) -> bool:
-        """True if the next step may be of the same rows, one token each: not in a pipeline, nor where there are drafts."""
+        """True if the next step may be of the same rows, one token each: no pipeline, no drafts."""
         drafts = self._drafts is not None and bool(plan.num_proposed or self.rows.num_drafts[decodes].any())
         return self._rules.num_stages == 1 and not drafts
 
@@ -486,9 +485,8 @@ class Scheduler:
         self._loading.release_done(step_message.step_id, output.loading_since)
         stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
         rejected = step_message.rejected(output)
-        if rejected is not None:
-            self._statistics.count_drafts(step_message, rejected)
         if self._drafts is not None:
+            self._statistics.count_drafts(step_message, rejected)
             self._drafts.observe(step_message, step_message.accepted(rejected), output.step_time_s)
         outputs = self._output_updater.update_from_output(step_message, output, rejected, stats)
         self.waiting.load.refresh()

@@ -36,10 +36,11 @@ class Statistics:
         self.figures.add("prefix_cache_queries", request.num_tokens)
         self.figures.add("prefix_cache_hits", num_cached_tokens)
 
-    def count_drafts(self, step: InFlightStep, rejected: Int32Array) -> None:
-        """Count the drafts of a step's rows, and at which places they were right; `rejected` [R]."""
+    def count_drafts(self, step: InFlightStep, rejected: Int32Array | None) -> None:
+        """Count the drafts of a step's rows, and at which places they were right; `rejected` [R], None: it had none."""
         drafts = step.num_draft_tokens
-        assert drafts is not None
+        if drafts is None or rejected is None:
+            return
         accepted = (drafts - rejected)[drafts > 0]
         self.figures.add("drafts", len(accepted))
         self.figures.add("draft_tokens", int(drafts.sum()))
