@@ -52,7 +52,6 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
     drafting = None if proposer is None else Drafting(proposer, state.columns, link)
     head = _head(config, forward, state, num_drafts, drafting)
-    asked = config.speculative_config
     features = WorkerFeatures(
         [
             *create_features(FeatureContext(config, forward, state, elsewhere=partial(_elsewhere, config, place))),
@@ -70,7 +69,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         ctx.groups.tp,
         features,
         shares_prefixes=cascade is not None,
-        draft_counts=() if asked is None else asked.counts(num_drafts),
+        draft_counts=() if config.speculative_config is None else config.speculative_config.counts(num_drafts),
         drafting=drafting if link.is_last else None,
     )
     plan = generation_plan(
