@@ -59,7 +59,7 @@ def _save(family: str, seed: int, dtype: str, changes: str) -> Path:
             if parameter.ndim == 1 or "norm" in name or not parameter.any():
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else 0.5))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # zeros too
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):  # zeros and ones too
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     directory = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=_root()))
     model.save_pretrained(directory, max_shard_size=max_shard_size)

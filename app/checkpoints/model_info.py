@@ -72,6 +72,13 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
         **{"num_attention_heads": 32, "num_key_value_heads": 8},
     },
+    "gemma4_text": {
+        "vocab_size": 262_144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from app.kernels.attention import HeadBias
 from app.kernels.fused import FUSED_OPS, HeadNorm
@@ -20,6 +21,8 @@ from app.layers.norm import RMSNorm
 from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm, TurnedRMSNorm
 from app.layers.rotary import RotaryEmbedding
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
+
+_MOST_SHARED = 256  # of a head's dimensions, which kernels hold beside those of other requests
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,10 +43,9 @@ class AttentionSettings:
     alibi_slopes: tuple[float, ...] = ()  # one for each head; (): no ALiBi
     sinks: bool = False  # whether heads have one
     input_size: int | None = None  # of what is projected; None: the hidden size
+    norms_values: bool = False  # each head's, by a norm without weights
     clip: float | None = None  # queries, keys and values stay within, once they are normed whole
-    gates_output: bool = (
-        False  # each number that heads give is multiplied by the sigmoid of one of a further projection
-    )
+    gates_output: bool = False  # each number that heads give, by the sigmoid of one of a further projection
 
 
 class Attention(KVAttentionLayer):
@@ -67,7 +69,7 @@ class Attention(KVAttentionLayer):
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5 if s.scale is None else s.scale
         self.sliding_window, self.soft_cap = s.sliding_window, s.soft_cap
         self.layer_index, self.clip, self.gates_output = layer_index, s.clip, s.gates_output
-        self.rotary = rotary
+        self.rotary, self.value_eps = rotary, s.norm_eps if s.norms_values else None
         self.choose_cache(
             ctx,
             sliding_window=s.sliding_window is not None,
@@ -81,7 +83,8 @@ class Attention(KVAttentionLayer):
         self.sinks = (
             Weight(torch.empty(self.num_heads, dtype=torch.float32), WeightSpec(self.load_sinks)) if s.sinks else None
         )
-        self.is_capturable, self.shares_prefixes = self.ops.is_capturable, self.ops.shares_prefixes
+        self.is_capturable = self.ops.is_capturable
+        self.shares_prefixes = self.ops.shares_prefixes and s.head_dim <= _MOST_SHARED
         self.fused = FUSED_OPS.on(ctx.device)
 
     def load_sinks(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
@@ -91,7 +94,6 @@ class Attention(KVAttentionLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
-        kv_cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         num_cached = self.num_heads + 2 * self.num_kv_heads
@@ -99,9 +101,11 @@ class Attention(KVAttentionLayer):
         rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
         if self.clip is not None:
             heads.clamp_(-self.clip, self.clip)
-        query = self.fused.rotate_and_write(
-            heads, rotation.cos, rotation.sin, norm, kv_cache, meta.slot_mapping, scales
-        )
+        if self.value_eps is not None:
+            values = heads[:, self.num_heads + self.num_kv_heads :]
+            values.copy_(F.rms_norm(values, (self.head_dim,), None, self.value_eps))
+        cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
+        query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):

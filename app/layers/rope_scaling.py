@@ -65,6 +65,7 @@ class RopeSettings:
         if rope_type not in ROPE_TYPES:
             known = ", ".join(sorted(ROPE_TYPES))
             raise UnsupportedError(f"unknown rope_type {rope_type!r}; known: {known}", param="model")
+        dim = head_dim if rope_type == "proportional" else dim
         limit = int(number_of("max_position_embeddings", hf_config.get("max_position_embeddings", 2048)))
         if parameters.get("original_max_position_embeddings") is None and rope_type == "longrope":
             parameters["original_max_position_embeddings"] = hf_config.get("original_max_position_embeddings", limit)
@@ -134,6 +135,15 @@ def number_of(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise CheckpointError(f"config.json: {name} is {value!r}, not a number", param="model")
     return float(value)
+
+
+def _proportional(settings: RopeSettings) -> Frequencies:
+    """Those of the whole head, of which all but the first share are 0 (Gemma 4)."""
+    share = number_of("partial_rotary_factor", settings.parameters.get("partial_rotary_factor", 1.0))
+    turning = int(share * settings.dim // 2)
+    exponents = torch.arange(0, 2 * turning, 2, dtype=torch.float32, device="cpu") / settings.dim
+    inv_freq = torch.cat((1.0 / settings.theta**exponents, torch.zeros(settings.dim // 2 - turning, device="cpu")))
+    return inv_freq / number_of("factor", settings.parameters.get("factor", 1.0)), 1.0
 
 
 def _none(settings: RopeSettings) -> Frequencies:
@@ -220,6 +230,7 @@ def _longrope(settings: RopeSettings) -> Frequencies:
 
 ROPE_TYPES: dict[str, Callable[[RopeSettings], Frequencies]] = {
     "none": _none,
+    "proportional": _proportional,
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

@@ -36,6 +36,8 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Gemma2ForCausalLM": "app.models.families.gemma2:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "app.models.families.gemma3:Gemma3ForCausalLM",
         "Gemma3ForConditionalGeneration": "app.models.multimodal.gemma3:Gemma3ForConditionalGeneration",
+        "Gemma4ForCausalLM": "app.models.families.gemma4:Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration": "app.models.families.gemma4:Gemma4ForCausalLM",  # text only
         "GemmaForCausalLM": "app.models.families.gemma:GemmaForCausalLM",
         "Glm4MoeForCausalLM": "app.models.families.glm4_moe:Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM": "app.models.families.deepseek:Glm4MoeLiteForCausalLM",

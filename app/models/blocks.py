@@ -55,6 +55,7 @@ def attention_settings(settings: DecoderSettings, place: LayerPlace) -> Attentio
         sinks=s.attention_sinks,
         clip=s.attention_clip,
         gates_output=s.attention_gates,
+        norms_values=s.norms_values,
     )
 
 
@@ -103,6 +104,8 @@ class Blocks:
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: the same arguments -> the same;
+    - layer_inputs, whose `key` says where layers find in ForwardContext.memo what it makes of a step's token ids [T]
+      and their embeddings [T, C];
     - layer: as DecoderLayer, with its first norm under `input_layernorm` (None: it reads x as it is).
     """
 
@@ -110,3 +113,4 @@ class Blocks:
     attention: Callable[[BuildContext, DecoderSettings, LayerPlace], AttentionLayer] = grouped_query_attention
     mlp: Callable[[BuildContext, DecoderSettings, LayerPlace], nn.Module] = gated_mlp
     layer: Callable[[BuildContext, DecoderSettings, LayerPlace, Any], nn.Module] | None = None  # None: PreNormLayer
+    layer_inputs: Callable[[BuildContext, DecoderSettings], nn.Module] | None = None  # None: layers read x alone

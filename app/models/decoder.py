@@ -64,8 +64,9 @@ class Decoder(Layer):
         first, last = ctx.groups.is_first_stage, ctx.groups.is_last_stage
         size = s.embedding_size or s.hidden_size
         # A tied head is the embedding's table, so the last stage holds it too.
-        embeds = first or (last and s.tie_word_embeddings)
+        embeds = first or (last and s.tie_word_embeddings) or blocks.layer_inputs is not None
         self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, size) if embeds else None
+        self.layer_inputs: Any = None if blocks.layer_inputs is None else blocks.layer_inputs(ctx, s)
         self.embed_positions = (
             ReplicatedTable(ctx, s.num_positions, s.hidden_size) if first and s.num_positions else None
         )
@@ -77,6 +78,9 @@ class Decoder(Layer):
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
         x = self._embed(input_ids, ctx) if ctx.hidden is None else ctx.hidden
+        if self.layer_inputs is not None:
+            embedded = x if ctx.hidden is None else self._embed(input_ids, ctx)
+            ctx.memo[self.layer_inputs.key] = self.layer_inputs(input_ids, embedded)
         for rotary in self.rotaries.values():
             rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())

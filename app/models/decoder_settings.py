@@ -40,6 +40,7 @@ class DecoderSettings:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QueryKeyNorm | None = None
+    norms_values: bool = False  # of heads, without weights
     attention_scale: float | None = None  # of the scores; None: head_dim^-0.5
     attention_soft_cap: float | None = None
     attention_clip: float | None = None  # of queries, keys and values, which are not normed by heads then

@@ -17,6 +17,8 @@ from app.layers.rotary import RotaryEmbedding
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
     {
         "rope_type": "llama3",
         "factor": 8.0,

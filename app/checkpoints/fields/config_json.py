@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.checkpoints.fields.kinds import FLAG, OBJECT, TEXT, Kind, check, either, number, several, whole
+from app.checkpoints.fields.kinds import FLAG, OBJECT, TEXT, Kind, check, either, expect, number, several, whole
 
 _LAYER_COUNT = 1 << 14
 _SIZE, _MAYBE_NONE = whole(1, 1 << 30), whole(0, 1 << 30)  # where 0 may say that there is none
@@ -43,6 +43,8 @@ LINEAR_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("full_attn_layers", "kda_layers"), several(whole(1, _LAYER_COUNT), _LAYER_COUNT)),
 }
 
+LAYER_FIELDS: Mapping[str, Kind] = dict.fromkeys(("head_dim", "num_key_value_heads"), _SIZE)
+
 # What is read of every model, also of one that transformers' modules run.
 COMMON_FIELDS: Mapping[str, Kind] = {"vocab_size": _SIZE, "tie_word_embeddings": FLAG}
 
@@ -73,7 +75,11 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "moe_latent_size"), _MAYBE_NONE),
     **dict.fromkeys(("num_experts_per_token", "num_expert_group"), _EXPERTS),
     "moe_router_activation_func": TEXT,
-    "linear_attn_config": OBJECT,
+    **dict.fromkeys(("linear_attn_config", "per_layer_config"), OBJECT),
+    **dict.fromkeys(("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input"), _SIZE),
+    **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers", "top_k_experts"), _MAYBE_NONE),
+    **dict.fromkeys(("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"), FLAG),
+    "use_bidirectional_attention": either(FLAG, TEXT),
     **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), _STATE_WIDTH),
     **dict.fromkeys(("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_L_cache"), _CONV_WIDTH),
     **dict.fromkeys(
@@ -149,6 +155,9 @@ def check_config(config: Mapping[str, Any], file: str, fields: Mapping[str, Kind
     if fields is not FIELDS:
         return
     check(config.get("linear_attn_config") or {}, LINEAR_FIELDS, file, "linear_attn_config.")
+    for place, own in (config.get("per_layer_config") or {}).items():
+        expect(own, OBJECT, f"{file} is not usable: per_layer_config.{place}")
+        check(own, LAYER_FIELDS, file, f"per_layer_config.{place}.")
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name) or {}
         check(rope, ROPE_FIELDS, file, f"{name}.")

@@ -32,7 +32,7 @@ from app.kernels.attention.triton_quantize import quantize
 from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _FEW_TOKENS = 8  # of a step
 
 

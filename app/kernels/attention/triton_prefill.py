@@ -38,13 +38,17 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10
     warps spills registers. Full fp32 has no tensor cores."""
     padded = next_power_of_2(head_dim)
     if dtype == torch.float32:
-        return PrefillTile(rows=32 if padded <= 128 else 16, keys=32, num_warps=4, num_stages=1)
+        return PrefillTile(
+            rows=32 if padded <= 128 else 16, keys=32 if padded <= 256 else 16, num_warps=4, num_stages=1
+        )
     if padded >= 128 and shared_bytes < _LARGE_TILE_BYTES:  # AMD's have 64 KiB; not swept there
         return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=1)
     if padded == 128:
         return PrefillTile(rows=128, keys=128, num_warps=8, num_stages=2)
     if padded < 128:
         return PrefillTile(rows=128, keys=64, num_warps=4, num_stages=3)
+    if padded > 256:  # Gemma 4's; not swept
+        return PrefillTile(rows=64, keys=32, num_warps=8, num_stages=1)
     if padded == 256 and dtype.itemsize == 2 and shared_bytes >= 192 << 10:
         return PrefillTile(rows=128, keys=64, num_warps=8, num_stages=2)
     return PrefillTile(rows=64, keys=32, num_warps=4, num_stages=2)

@@ -49,12 +49,36 @@ MULTIPLIERS = {
 }
 FOUR = {"num_hidden_layers": 4, "sliding_window": 9}
 PAD = {"pad_token_id": 0}
+GEMMA4 = {
+    **{"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 9},
+    **{"global_head_dim": 48, "hidden_size_per_layer_input": 0, "num_key_value_heads": 2},
+}
+SIX = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+PER_LAYER = {
+    **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 331, "final_logit_softcapping": 5.0},
+}
 # name: (transformers' model type, changes to the tiny configuration)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "final_logit_softcapping": 5.0}),
     "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}),
+    "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-shared": (
+        "gemma4_text",
+        {**GEMMA4, **PER_LAYER, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, **SIX},
+    ),
+    "gemma4-experts": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            **PER_LAYER,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
     "phi": ("phi", {"num_key_value_heads": 2}),
     "phi-qk-norm": ("phi", {"qk_layernorm": True}),
     "phi3": ("phi3", {**PAD, "sliding_window": 11}),

@@ -26,7 +26,8 @@ LAYOUTS = {"tp2": {"tensor_parallel_size": 2}, "pp2": {"pipeline_parallel_size":
 # Heads that two ranks can share out; old families have these numbers already.
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 OWN_HEADS = ("gpt2", "gpt_neox", "opt", "falcon", "phi", "minicpm3", "youtu")
-CASES = [(name, layout) for name in VARIANTS for layout in LAYOUTS]
+# Refused: its last layers read keys and values of layers of another stage.
+CASES = [(name, layout) for name in VARIANTS for layout in LAYOUTS if (name, layout) != ("gemma4-shared", "pp2")]
 SAMPLE = random.Random(17).sample(CASES, 4)
 
 

@@ -30,6 +30,12 @@ def test_tokens_equal_transformers(name: str, layout: str) -> None:
     check_layout(family, {**changes, **heads}, LAYOUTS[layout], num_blocks=200)  # states lie in blocks, too
 
 
+def test_stages_of_feed_forward_layers_alone_are_refused_by_name() -> None:
+    family, changes = STATE_VARIANTS["nemotron_h"]
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2: a stage has layers that neither attend"):
+        check_layout(family, {**changes, "hybrid_override_pattern": "M*--"}, LAYOUTS["pp2"])
+
+
 def test_heads_that_ranks_cannot_share_out_are_refused_by_name() -> None:
     family, changes = STATE_VARIANTS["qwen3_5"]
     directory = str(tiny_model(family, **{**changes, **HEADS, "linear_num_key_heads": 1}))
