@@ -9,7 +9,13 @@ from app.worker.device import DTYPES
 
 
 def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
-    """ConfigError names the option that a model with states cannot have."""
+    """ConfigError names the option that a model with states, or a stage without anything kept, cannot have."""
+    if not spec.states and not spec.layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={config.pipeline_parallel_size}: a stage has layers that neither attend nor keep "
+            "states alone; take another number of stages",
+            param="pipeline_parallel_size",
+        )
     refuse_state_dtype(config, spec)
     if not spec.states:
         return

@@ -6,7 +6,6 @@ from functools import partial
 
 from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
-from app.errors import ConfigError
 from app.layers.experts.expert_mlp import Experts
 from app.loading.loader import format_named, load_model, names_of_other_ranks
 from app.models.base import EngineModel
@@ -44,12 +43,6 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     proposer = create_proposer(ProposerContext(config, model, info, inputs, ctx, link.is_last))
     num_drafts, own_layers = (0, []) if proposer is None else (proposer.num_draft_tokens, proposer.attention_layers)
     layers = [*model.attention_layers, *own_layers]
-    if not layers:
-        raise ConfigError(
-            f"pipeline_parallel_size={config.pipeline_parallel_size}: a stage has layers that neither attend nor keep "
-            "states alone; take another number of stages",
-            param="pipeline_parallel_size",
-        )
     windows = select_groups(config, layers, ctx)
     spec = KVCacheSpec.of(layers, config.block_size, windows)
     refuse_with_states(config, spec)
