@@ -155,7 +155,8 @@ class ExpertsBeside(Layer):
     def forward(self, x: torch.Tensor, normed: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """x, and what experts read of it, [T, C] -> their sum [T, C]."""
         chosen = self.gate.choose(self.gate_norm(x), ctx)
-        weights = chosen.weights * self.scales[chosen.ids.clamp(min=0).long()]
+        ids = chosen.ids.clamp(0, len(self.scales) - 1).long()  # a warm-up launches no gate, and leaves any numbers
+        weights = chosen.weights * self.scales[ids]
         out: torch.Tensor = self.experts(normed, Routing(chosen.ids, weights), ctx).materialize()
         return self.tp.all_reduce(out) if self.tp.size > 1 else out
 
