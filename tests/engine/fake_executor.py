@@ -203,8 +203,8 @@ class FakeExecutor(Executor):
         )
 
     def time_of(self, step: SchedulerOutput) -> float:
-        """Seconds that a step is said to have taken: any."""
-        return self.drafter.random()
+        """Seconds that a step is said to have taken: none, or any where their number decides about drafts."""
+        return self.drafter.random() if self.info.num_draft_tokens else 0.0
 
     def verify(self, device: DeviceRow, k: int, step: SchedulerOutput) -> list[int]:
         """Tokens up to the first that differs from its draft; then new drafts."""
