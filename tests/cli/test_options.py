@@ -87,7 +87,7 @@ def test_help_holds_description_and_default() -> None:
     [
         ("engine", EngineConfig, {"model"}),
         ("model", ModelConfig, {"engine", "slo"}),
-        ("ingress", IngressConfig, {"limits"}),
+        ("ingress", IngressConfig, {"limits", "media"}),
         ("router", RouterConfig, set()),
     ],
 )

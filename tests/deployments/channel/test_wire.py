@@ -12,7 +12,9 @@ from app.records.step import TokenLogprobs
 def test_every_field_of_an_output_survives_the_channel() -> None:
     of_one = TokenLogprobs([7, 8], [-0.25, -1e-30], [1, 2])
     told = {"entropy": [0.5]}
-    filled = EngineOutput("1", [7], "error", 5, "why", [of_one], told, [None, of_one], 3, 2, 0.125, error_param="n")
+    filled = EngineOutput(
+        "1", [7], "error", 5, "why", [of_one], told, [None, of_one], 3, 4, 1, 2, 0.125, error_param="n"
+    )
     outputs = [EngineOutput("0", [9]), filled, EngineOutput("2", [])]
     assert decode_frame(encode(Frame(4, outputs))) == Frame(4, outputs)
 

@@ -206,8 +206,8 @@ def test_shapes_that_no_kernel_serves_are_refused_by_name() -> None:
     meta = make_batch([(1, 1)]).meta
     with pytest.raises(ConfigError, match="block_size=48"):
         OPS.prepare(meta, num_heads=4, num_kv_heads=2, head_dim=32, block_size=48)
-    with pytest.raises(ConfigError, match="head_dim=320"):
-        OPS.prepare(meta, num_heads=4, num_kv_heads=2, head_dim=320, block_size=16)
+    with pytest.raises(ConfigError, match="head_dim=640"):
+        OPS.prepare(meta, num_heads=4, num_kv_heads=2, head_dim=640, block_size=16)
     assert ATTENTION_BACKENDS.load("triton") is OPS
 
 
