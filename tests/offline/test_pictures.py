@@ -17,9 +17,10 @@ from app.errors import InvalidRequestError, UnsupportedError
 from app.records.media import MediaAsk
 from tests.media.media_model import END, PAD, START, TEMPLATE, VIDEO
 from tests.media.pictures import file_of, picture
-from tests.tiny_media import IMAGE, judged, tiny_media_model
+from tests.tiny_media import IMAGE, MEAN, STD, judged, tiny_media_model
 
 NAME, TOKENS = "qwen3_vl", 6
+PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}}
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 
 
@@ -40,7 +41,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     (path / "chat_template.jinja").write_text(TEMPLATE)
-    own = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}}
+    own = {**PIXELS, "image_mean": MEAN, "image_std": STD}
     (path / "preprocessor_config.json").unlink(missing_ok=True)
     (path / "preprocessor_config.json").write_text(json.dumps(own))
     with LLM(str(path), device="cpu", num_threads=1, max_model_len=256, max_num_seqs=4, num_blocks=64) as llm:
@@ -69,7 +70,7 @@ def test_a_picture_becomes_transformers_tokens(llm: LLM, monkeypatch: pytest.Mon
     (output,) = llm.chat([first], GREEDY, use_tqdm=False)
     (request,) = requests
     ask = request.asked(MediaAsk)
-    judge = judge_of(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024})
+    judge = judge_of(**PIXELS, image_mean=MEAN, image_std=STD)
     expected = judge(images, return_tensors="np")
     assert [item.grid for item in ask.items] == [tuple(grid) for grid in expected["image_grid_thw"].tolist()]
     ours = np.concatenate([np.frombuffer(item.pixels, np.uint8).reshape(item.shape) for item in ask.items]) / 255

@@ -41,8 +41,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages.0", "audio is not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-            "messages.0.content.1",
-            "image_url is not supported",
+            "messages.0.content.1.image_url",
+            "is required",
         ),
         (
             {

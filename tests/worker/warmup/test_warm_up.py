@@ -112,7 +112,7 @@ def test_every_step_is_launched_with_adapters_too(monkeypatch: pytest.MonkeyPatc
     assert isinstance(adapters, Adapters)
     rows_by_slot = adapters._ops.rows_by_slot
     ops = replace(
-        adapters._ops, rows_by_slot=lambda slots, n: sorted_tokens.append(len(slots)) or rows_by_slot(slots, n)
+        adapters._ops, rows_by_slot=lambda slots, *n: sorted_tokens.append(len(slots)) or rows_by_slot(slots, *n)
     )
     monkeypatch.setattr(adapters, "_ops", ops)
     products: list[object] = []
