@@ -21,8 +21,8 @@ MAY_UNPICKLE = {
     "engine/executor/worker_group/worker_actor.py",
     "loading/load_formats/pt.py",  # the name of an error; it loads tensors only, see test_no_text_becomes_code
 }
-# What a command of the user's own asks, the address that this server itself announces, a driver of its workers, and the
-# hub that the operator names a model of.
+# What a command of the user's own asks, the address that this server itself announces, a driver of its workers, the hub
+# that the operator names a model of, and hosts of pictures that the operator names.
 MAY_CONNECT = {
     "cli/cluster.py",
     "cli/server_queries.py",
@@ -31,6 +31,7 @@ MAY_CONNECT = {
     "deployments/ingress/announcement.py",
     "engine/executor/worker_group/rendezvous.py",
     "checkpoints/hub.py",
+    "media/fetching.py",
 }
 READS_OBJECTS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 CONNECTS = ("urllib.request", "http.client", "httpx", "httpx2", "requests", "aiohttp", "ftplib", "smtplib")

@@ -24,6 +24,8 @@ PORTS = {"http": 80, "https": 443}
 MAX_URL_CHARS = 8192
 _PIECE_BYTES = 1 << 16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Not of the internet, though `ipaddress` calls them global: addresses of IPv4 in old forms, local NAT64, site-local.
+_OTHERS = [ipaddress.ip_network(one) for one in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")]
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "manta"}
 
@@ -90,8 +92,8 @@ class Fetcher:
         allowed = self._config.allowed_media_domains
         if not allowed:
             raise UnsupportedError("is not fetched: this server takes pictures as data URLs only")
-        if len(url) > MAX_URL_CHARS or not url.isprintable() or " " in url or "\\" in url:
-            raise InvalidRequestError(f"is no URL of at most {MAX_URL_CHARS} characters")
+        if len(url) > MAX_URL_CHARS or not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
+            raise InvalidRequestError(f"is no URL of at most {MAX_URL_CHARS} ASCII characters")
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna").decode().rstrip(".").lower()
@@ -148,7 +150,7 @@ def is_public_address(text: str) -> bool:
     if address is None or not address.is_global or address.is_multicast:
         return False
     if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None or address.teredo is not None:
+        if address.scope_id is not None or address.teredo is not None or any(address in one for one in _OTHERS):
             return False
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:

@@ -31,6 +31,7 @@ _OTHERS = {
 }
 # JPEG's markers that begin a frame; C4, C8 and CC are something else.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_MOST_FILL = 4096  # bytes between two segments
 _MAX_SEGMENTS = 4096  # before the frame: comments, profiles, thumbnails
 
 
@@ -92,10 +93,9 @@ def _gif(data: bytes) -> Header:
 def _jpeg(data: bytes) -> Header:
     at = 2
     for _ in range(_MAX_SEGMENTS):
-        while data[at] != 0xFF:  # what some cameras leave between segments
-            at += 1
-        while data[at] == 0xFF:
-            at += 1
+        at = data.index(b"\xff", at, at + _MOST_FILL)  # some cameras leave bytes between segments
+        fill = data[at : at + _MOST_FILL]
+        at += len(fill) - len(fill.lstrip(b"\xff"))
         marker = data[at]
         if marker in _FRAMES:
             return Header("JPEG", _big(data, at + 6), _big(data, at + 4))

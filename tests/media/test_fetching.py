@@ -18,6 +18,7 @@ from tests import limits
 PRIVATE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1"),
     *("255.255.255.255", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1"),
+    *("::7f00:1", "::ffff:0:127.0.0.1", "64:ff9b:1::7f00:1", "fec0::1"),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::1"),
     *("2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1", "not an address", "0x7f.1", "127.1", ""),
 ]
@@ -43,6 +44,7 @@ REFUSED = [
     ("http://2130706433/", "none of those"),
     ("http://[::1]/", "none of those"),
     ("http://[::1/", "is no URL"),
+    ("http://straße.example/", "ASCII"),
     ("http://10.0.0.9/", "not public"),
     ("http://images.example\\@other.example/", "is no URL"),
     ("http://images.example/ a", "is no URL"),

@@ -42,3 +42,10 @@ def test_what_is_too_large_or_no_picture_is_refused_by_its_header() -> None:
     for start, name in ((b" \n<SVG xmlns", "SVG"), (b"PK\x03\x04", "torch.save"), (b"", "empty"), (b"BM123", "BMP")):
         with pytest.raises(UnsupportedError, match=name):
             read_header(start, 1, 1)
+
+
+@pytest.mark.parametrize("fill", [b"\xff\xe0\x00\x02" + bytes(1 << 20), b"\xff" * (1 << 20)])
+def test_what_stands_between_segments_is_bounded(fill: bytes) -> None:
+    """Or 20 MiB of it hold the event loop for most of a second."""
+    with pytest.raises(InvalidRequestError):
+        read_header(b"\xff\xd8" + fill + file_of(picture(), "JPEG")[2:], 1 << 24, 1 << 14)

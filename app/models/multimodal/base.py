@@ -37,6 +37,7 @@ class MediaEncoder(Layer):
     """Turns pixels into what stands in for placeholder tokens. Every rank that needs its output holds all of it."""
 
     num_deep: int = 0  # layers of the language model to which further features are added
+    later_bytes: int = 0  # of the device, that it keeps beside its weights as pictures come
     rules: ClassVar[Sequence[Rule]] = ()  # from a checkpoint's names, without "model.", to ours
 
     @abstractmethod

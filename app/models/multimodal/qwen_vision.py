@@ -3,7 +3,6 @@ one token; windows (2.5); interpolated positions and features for the first laye
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from app.models.multimodal.vision_layers import (
     Span,
     VisionBlock,
 )
+from app.records.sized_cache import SizedCache
 
 EPS = 1e-6
 COMMON = {"temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 16}
@@ -40,7 +40,7 @@ OLDER = {
         "patch_size": 14,
     },
 }
-MOST_GRIDS = 64  # whose tables are kept
+TABLE_BYTES = 64 << 20  # of grids that came before
 Grid = tuple[int, int, int]
 
 
@@ -53,7 +53,11 @@ class GridTables:
     sin: torch.Tensor
     windows: list[int]  # patches of each window
     frames: list[int]  # patches of each frame
-    positions: torch.Tensor | None  # [T, E], of a learned table
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the device."""
+        return self.cos.nbytes + self.sin.nbytes + (0 if self.order is None else self.order.nbytes)
 
 
 class PatchMerger(Layer):
@@ -113,8 +117,9 @@ class QwenVision(MediaEncoder):
         self.deep_mergers = nn.ModuleList(
             PatchMerger(ctx, norm(merged), size, merged, out, norms_merged=True) for _ in self.deep_layers
         )
-        self._tables: OrderedDict[Grid, GridTables] = OrderedDict()
+        self._tables: SizedCache[GridTables] = SizedCache(TABLE_BYTES)
 
+    later_bytes = TABLE_BYTES
     rules = (
         (r"^visual\.", ""),
         (r"^patch_embed\.proj\.", "patch_embed."),
@@ -162,7 +167,8 @@ class QwenVision(MediaEncoder):
         x: torch.Tensor = self.patch_embed(pixels)
         if table.order is not None:
             x = x.index_select(0, table.order)
-        return x if table.positions is None else x + table.positions
+        positions = self._positions(picture.grid)  # not kept: as large as the patches themselves
+        return x if positions is None else x + positions
 
     def _in_order(self, merged: torch.Tensor, tables: Sequence[GridTables]) -> torch.Tensor:
         """Tokens as the processor counts them."""
@@ -177,12 +183,11 @@ class QwenVision(MediaEncoder):
         return out
 
     def _table(self, grid: Grid) -> GridTables:
-        table = self._tables.get(grid)
+        key = repr(grid).encode()
+        table = self._tables.find(key)
         if table is None:
-            table = self._tables[grid] = self._made(grid)
-            if len(self._tables) > MOST_GRIDS:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(grid)
+            table = self._made(grid)
+            self._tables.keep(key, table, table.num_bytes)
         return table
 
     def _made(self, grid: Grid) -> GridTables:
@@ -204,7 +209,6 @@ class QwenVision(MediaEncoder):
             torch.cat((-sin, sin), 1).unsqueeze(1).to(self.device, self.dtype),
             windows,
             [frame] * num_frames,
-            self._positions(grid, rows, columns),
         )
 
     def _windows(self, grid: Grid) -> tuple[torch.Tensor, list[int]]:
@@ -221,10 +225,11 @@ class QwenVision(MediaEncoder):
         patches = (chosen[:, None] * each + torch.arange(each)).flatten()
         return patches, [len(part) * each for part in cut] * num_frames
 
-    def _positions(self, grid: Grid, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor | None:
-        """The learned square of positions, interpolated to the picture's patches."""
+    def _positions(self, grid: Grid) -> torch.Tensor | None:
+        """The learned square of positions, interpolated to the picture's patches [T, E]; None: there is none."""
         if self.pos_embed is None:
             return None
+        rows, columns = _merge_order(grid[1], grid[2], self.merge)
         (low_r, high_r, part_r), (low_c, high_c, part_c) = (
             _between(places, size, self.side) for places, size in ((rows, grid[1]), (columns, grid[2]))
         )

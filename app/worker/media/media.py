@@ -7,7 +7,7 @@ is one line of the rows' table, by which a row's positions differ from the indic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
@@ -179,7 +179,7 @@ class Media(WorkerFeature):
         show(view.layer_inputs, to_device(np.concatenate(rows), self._device), embeddings)
 
     def _encoded(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
-        """Embeddings of items by digest: kept ones, and the others from one call of the encoder."""
+        """Embeddings of items by digest: kept ones, and the others from as few calls of the encoder as may be."""
         found: dict[bytes, torch.Tensor] = {}
         missing: dict[bytes, MediaItem] = {}
         for item in items:
@@ -190,9 +190,22 @@ class Media(WorkerFeature):
                 found[item.digest] = kept
         self._figures.add(QUERIES, len(found) + len(missing))
         self._figures.add(HITS, len(found))
-        if missing:
-            found |= self._encode(list(missing.values()))
+        for group in self._groups(missing.values()):
+            found |= self._encode(group)
         return found
+
+    def _groups(self, items: Iterable[MediaItem]) -> list[list[MediaItem]]:
+        """Items that one call encodes: no more of them than the memory of calls was measured for."""
+        encoder, groups, room = self._model.encoder, list[list[MediaItem]](), 0
+        assert encoder is not None
+        for item in items:
+            count = encoder.num_tokens(item.grid)
+            if count > room:
+                groups.append([])
+                room = self._limits.max_item_tokens
+            groups[-1].append(item)
+            room -= count
+        return groups
 
     def _encode(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
         encoder = self._model.encoder
@@ -201,7 +214,7 @@ class Media(WorkerFeature):
         parts = embeddings.split([encoder.num_tokens(item.grid) for item in items], dim=1)
         made = dict(zip((item.digest for item in items), parts, strict=True))
         for digest, part in made.items():
-            own = part if len(items) == 1 else part.contiguous()  # not a view that holds its neighbours' memory
+            own = part if len(items) == 1 else part.clone()  # a view would hold its neighbours' memory
             self._cache.keep(digest, own, own.nbytes)
         return made
 
@@ -214,8 +227,9 @@ class Media(WorkerFeature):
 
     @property
     def later_bytes(self) -> int:
-        """The cache of what encoders gave."""
-        return 0 if self._model.encoder is None else self._limits.cache_bytes
+        """The cache of what encoders gave, and what an encoder itself keeps."""
+        encoder = self._model.encoder
+        return 0 if encoder is None else self._limits.cache_bytes + encoder.later_bytes
 
     def run_largest(self) -> None:
         """Encode the largest item there may be."""

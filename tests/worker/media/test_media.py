@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from app.layers.rotary import ROPE_POSITIONS
+from app.models.multimodal.qwen_vision import TABLE_BYTES
 from app.worker.media.media import HITS, QUERIES, Media
 from tests.tiny_media import prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, greedy
@@ -41,6 +42,22 @@ def test_a_picture_is_encoded_once(driver: Driver, monkeypatch: pytest.MonkeyPat
     assert calls == [1, 1, 1]
 
 
+def test_a_kept_picture_holds_no_neighbour_and_calls_are_as_large_as_was_measured() -> None:
+    """Parts of [1, n, C] call themselves contiguous: a small picture kept the memory of the large one beside it."""
+    driver = Driver(str(tiny_media_model("qwen2_vl")), max_model_len=128, num_blocks=64)
+    feature = feature_of(driver)
+    _, ask = prompt_of("qwen2_vl", [[5], (4, 4, 2), [7], (8, 8, 1), [8]])
+    sizes = [item.length for item in ask.items]
+    with torch.inference_mode():
+        feature._encode(ask.items)
+        kept = [feature._cache.find(item.digest) for item in ask.items]
+        assert [one.untyped_storage().nbytes() for one in kept if one is not None] == [one.nbytes for one in kept]
+    for most, groups in ((sum(sizes), [2]), (max(sizes), [1, 1])):
+        feature._limits = replace(feature._limits, max_item_tokens=most)
+        assert [len(group) for group in feature._groups(ask.items)] == groups
+    driver.worker.shutdown()
+
+
 def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[str]] = []
     inputs = Media.inputs
@@ -62,7 +79,7 @@ def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatc
 def test_figures_and_sizes(driver: Driver) -> None:
     feature = feature_of(driver)
     assert driver.info.encoder_tokens == (1 << 30) // (3 * 64 * 4)
-    assert feature.later_bytes == 1 << 30
+    assert feature.later_bytes == (1 << 30) + TABLE_BYTES
     with torch.inference_mode():
         feature._limits = replace(feature._limits, max_item_tokens=40)
         feature.run_largest()
