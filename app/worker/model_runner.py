@@ -97,13 +97,13 @@ class ModelRunner:
             return None
         parts = self._features.parts_of(rows)
         most = 0 if drafts is None else int(drafts.max())
-        if most or step.num_proposed:
-            # One that is left with fewer drafts than are wanted has them proposed behind it.
-            key = static.key_for(len(rows), parts, max(most, step.num_proposed)) or static.key_for(
-                len(rows), parts, most
-            )
-            empty = 0 if key is None else key.size * static.step.places_each(key) - step.num_tokens
-            return key if empty <= MOST_EMPTY else None
+        # Behind one with fewer drafts than are wanted the others are proposed apart.
+        for count in dict.fromkeys(number for number in (max(most, step.num_proposed), most) if number):
+            key = static.key_for(len(rows), parts, count)
+            if key is not None and key.size * static.step.places_each(key) - step.num_tokens <= MOST_EMPTY:
+                return key
+        if most:
+            return None
         if self._cascade is not None and self._cascade.wanted(rows):
             shared = static.key_for(len(rows), parts | {CASCADE})
             if shared is not None:

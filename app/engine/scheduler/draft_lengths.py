@@ -46,10 +46,11 @@ class DraftLengths:
 class MeasuredDraftLengths(DraftLengths):
     """A number that follows the cost."""
 
-    def __init__(self, counts: Sequence[int], table: RowTable) -> None:
-        """`counts`: those to choose from beside none, ascending."""
+    def __init__(self, counts: Sequence[int], table: RowTable, most_tokens: int) -> None:
+        """`counts`: those to choose from beside none, ascending; a step has at most so many tokens."""
         super().__init__(0)
         self._counts = (0, *counts)
+        self._places, self._most_tokens = 1 + np.array(self._counts), most_tokens
         self._costs = DraftCosts(self._counts, len(table.generation))
         self._acceptance = DraftAcceptance(table, self._counts)
         self._index = 0
@@ -89,14 +90,15 @@ class MeasuredDraftLengths(DraftLengths):
             self._wait = HELD
             return 0
         self._forget(len(rows), times)
-        speeds = self._acceptance.expected(rows) / times
+        fits = len(rows) * self._places <= self._most_tokens  # where they do not, some rows would have none
+        speeds = np.where(fits, self._acceptance.expected(rows) / times, 0.0)
         best = 0
         for index in range(1, len(speeds)):
             best = index if speeds[index] > MARGIN * speeds[best] else best
         if best:
             self._wait = LEAST_WAIT
             return best
-        return self._tried(times)
+        return self._tried(times) if fits[1] else 0
 
     def _forget(self, num_rows: int, times: FloatArray) -> None:
         """Have one number after the other measured anew, once enough steps pay for it."""
@@ -121,8 +123,8 @@ class MeasuredDraftLengths(DraftLengths):
         return 1
 
 
-def create_lengths(counts: Sequence[int], table: RowTable, *, by_cost: bool) -> DraftLengths | None:
+def create_lengths(counts: Sequence[int], table: RowTable, most_tokens: int, *, by_cost: bool) -> DraftLengths | None:
     """Chooses for an engine whose rows may have so many drafts in a step, ascending; None: nobody proposes any."""
     if not counts:
         return None
-    return MeasuredDraftLengths(counts, table) if by_cost else DraftLengths(counts[-1])
+    return MeasuredDraftLengths(counts, table, most_tokens) if by_cost else DraftLengths(counts[-1])

@@ -26,7 +26,7 @@ from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
-from app.engine.scheduler.draft_lengths import DraftLengths, create_lengths
+from app.engine.scheduler.draft_lengths import create_lengths
 from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
@@ -95,13 +95,13 @@ class Scheduler:
         self._ranks = PriorityRanks() if rules.by_priority else None
         self._rules = rules
         self._clock = clock
-        self._drafts: DraftLengths | None = create_lengths(rules.draft_counts, self.rows, by_cost=rules.drafts_by_cost)
+        each = rules.max_num_batched_tokens
+        self._drafts = create_lengths(rules.draft_counts, self.rows, each, by_cost=rules.drafts_by_cost)
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
-        each = rules.max_num_batched_tokens
         self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it

@@ -24,12 +24,14 @@ Share = Callable[[int], float]  # step -> how often a draft is right
 class Machine:
     """Rows that decode, of which each draft is right with `share`, on a device that takes `base_s` and `token_s`."""
 
-    def __init__(self, num_rows: int, token_s: float, shares: list[Share], base_s: float = 5.0) -> None:
+    def __init__(
+        self, num_rows: int, token_s: float, shares: list[Share], base_s: float = 5.0, most_tokens: int = 1 << 20
+    ) -> None:
         self.rows, self.token_s, self.base_s, self.shares = np.arange(num_rows), token_s, base_s, shares
         table: Any = SimpleNamespace(
             generation=np.arange(num_rows) + 1, may_draft=np.ones(num_rows, np.bool_), num_rows=num_rows
         )
-        self.lengths = MeasuredDraftLengths(COUNTS, table)
+        self.lengths = MeasuredDraftLengths(COUNTS, table, most_tokens)
         self.generations, self.rng = table.generation, random.Random(num_rows)
         self.drafts, self.chosen = 0, list[int]()
 
@@ -143,3 +145,13 @@ def test_tokens_are_the_same_whatever_is_chosen(quality: float, late: bool, monk
     proposed = Counter(step.num_proposed for step in executor.step_messages)
     assert len(proposed) >= 2
     assert proposed.most_common(1)[0][0] == (7 if quality else 0)
+
+
+def test_no_step_is_to_verify_more_drafts_than_it_has_tokens_for() -> None:
+    """Or a few rows would have seven, the others none, in a step that no graph serves."""
+    machine = Machine(16, 0.001, [lambda _: 0.9], most_tokens=16 * (1 + 3))
+    machine.run(200)
+    assert max(machine.chosen) == 3
+    crowded = Machine(16, 0.001, [lambda _: 0.9], most_tokens=31)
+    crowded.run(200)
+    assert max(crowded.chosen) == 0
