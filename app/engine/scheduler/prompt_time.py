@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 ALONE_S = 0.2  # for a request beside which nobody decodes or waits: somebody may come
 BACKLOG_STEPS = 10
-MIN_TIMED_TOKENS = 64  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
+MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
 MIN_ALONE_TOKENS = 512
 SIGNIFICANT_BITS = 3  # of a number of tokens, so that steps have few sizes
 
