@@ -61,7 +61,7 @@ def serve_static(*arguments: Any) -> None:
 
     def keep_parts(setup: GraphSetup, config: EngineConfig, *parts: Any, **options: Any) -> None:
         init(setup, config, *parts, **options)
-        drafts = {name: options[name] for name in ("num_draft_tokens", "drafting")}
+        drafts = {name: options[name] for name in ("draft_counts", "drafting")}
         setup.step = StaticStep(parts[0], parts[1], parts[3], [1, 2, 4, 8, 16], **drafts)
 
     def run_uncaptured(setup: GraphSetup) -> Static | None:
