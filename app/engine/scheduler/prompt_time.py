@@ -2,26 +2,30 @@
 
 Of `max_step_s` the decodes of the step take their part, and prompts get the rest. Short steps cost throughput where
 weights are read anew for each: so on a GPU, once more prompts wait than BACKLOG_STEPS steps of that length compute,
-steps grow with what waits, and at saturation are as long as the budget of tokens allows.
+steps grow with what waits, and at saturation are as long as the budget of tokens allows. Where even the fewest tokens
+take longer than that (a CPU), up to PAUSE_STEPS steps of decodes alone follow, so that the average is near it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 ALONE_S = 0.2  # for a request beside which nobody decodes or waits: somebody may come
 BACKLOG_STEPS = 10
 MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
 MIN_ALONE_TOKENS = 512
+PAUSE_STEPS = 2
 SIGNIFICANT_BITS = 3  # of a number of tokens, so that steps have few sizes
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PromptTime:
     """`max_step_s`: seconds that a step with prompts shall take; 0: as long as its tokens take."""
 
-    max_step_s: float
+    max_step_s: float = 0.0
     grows: bool = False  # with what waits
+    _pause: int = field(default=0, init=False)  # steps of decodes alone that are still to follow
 
     def most_tokens(self, token_s: float, decode_s: float, backlog: int, is_alone: bool) -> int | None:
         """Returns how many tokens of prompts the step has time for; None: any number.
@@ -33,10 +37,20 @@ class PromptTime:
             return None
         if is_alone:
             return _rounded(max(MIN_ALONE_TOKENS, int(max(self.max_step_s, ALONE_S) / token_s)))
+        if decode_s and self._pause:
+            self._pause -= 1
+            return 0
         tokens = (self.max_step_s - decode_s) / token_s
         if self.grows:
             tokens = max(tokens, backlog / BACKLOG_STEPS)
+        self._pause = self._steps_to_pause(min(MIN_TIMED_TOKENS, backlog) - tokens, token_s, decode_s)
         return _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
+
+    def _steps_to_pause(self, tokens_over: float, token_s: float, decode_s: float) -> int:
+        if tokens_over <= 0:
+            return 0
+        gained_s = self.max_step_s - decode_s  # by a step of decodes alone
+        return min(PAUSE_STEPS, math.ceil(tokens_over * token_s / gained_s)) if gained_s > 0 else 1
 
 
 def _rounded(tokens: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -51,7 +51,6 @@ logger = logging.getLogger("manta.engine")
 RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes that comes from another replica
 MAX_PREEMPTIONS_NOTED = 16  # of one request, with their times
 MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
-UNLIMITED = PromptTime(0.0)
 MOST_WITHOUT_SLOT = 256  # further ones that wait for a slot of adapters
 MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
@@ -71,7 +70,7 @@ class StepRules:
     max_adapters: int = 0  # that rows may compute with
     whole_items: bool = False  # what is left of an item is computed in one step
     encoder_tokens: int = 0  # that the workers keep of what prompts show; 0: the model sees nothing
-    prompt_time: PromptTime = UNLIMITED
+    prompt_time: PromptTime = field(default_factory=PromptTime)
 
 
 class Scheduler:

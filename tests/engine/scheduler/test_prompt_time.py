@@ -41,3 +41,30 @@ def test_steps_grow_with_what_waits_only_where_they_may() -> None:
 
 def test_without_a_time_there_is_no_limit() -> None:
     assert PromptTime(0.0, grows=True).most_tokens(1e-4, 0.0, 10**6, False) is None
+
+
+def test_steps_of_decodes_alone_follow_one_that_cannot_be_short() -> None:
+    """128 tokens of 0.7 ms and decodes of 5 ms: every second step has prompts, and the average is below 50 ms."""
+    time_of, token_s, decode_s = PromptTime(0.05), 7e-4, 0.005
+    found = [time_of.most_tokens(token_s, decode_s, 4000, False) for _ in range(6)]
+    assert found == [MIN_TIMED_TOKENS, 0, MIN_TIMED_TOKENS, 0, MIN_TIMED_TOKENS, 0]
+    assert sum(tokens * token_s + decode_s for tokens in found if tokens is not None) / 6 < 0.05
+    slower = [time_of.most_tokens(4 * token_s, decode_s, 4000, False) for _ in range(6)]
+    assert slower == [MIN_TIMED_TOKENS, 0, 0] * 2, "no more than two, or prompts would starve"
+
+
+@pytest.mark.parametrize(
+    ("decode_s", "backlog"),
+    [
+        (0.0, 4000),  # nobody decodes
+        (0.005, 50),  # the step has so few tokens of prompts that it is short enough
+    ],
+)
+def test_no_step_is_without_prompts_where_nobody_waits_or_the_step_is_short(decode_s: float, backlog: int) -> None:
+    time_of = PromptTime(0.05)
+    assert {time_of.most_tokens(7e-4, decode_s, backlog, False) for _ in range(4)} == {MIN_TIMED_TOKENS}
+
+
+def test_decodes_that_take_longer_than_a_step_shall_leave_every_second_step_to_prompts() -> None:
+    time_of = PromptTime(0.05)
+    assert [time_of.most_tokens(1e-3, 0.06, 4000, False) for _ in range(4)] == [MIN_TIMED_TOKENS, 0] * 2
