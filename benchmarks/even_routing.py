@@ -8,8 +8,8 @@ batches should have the size of a graph.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,8 +54,7 @@ class EvenGate:
 
 def route_evenly() -> None:
     """From now on, in this process and in workers that it starts: to be called before an engine is made."""
-    for name in list(MOE_OPS):
-        MOE_OPS._table[name] = f"benchmarks.even_routing:{_PREFIX}{name}"
+    MOE_OPS.on = _evenly_on  # type: ignore[method-assign]
     init = WorkerGroupExecutor.__init__
 
     def with_even_workers(executor: WorkerGroupExecutor, config: EngineConfig, worker_class: str = "") -> None:
@@ -72,18 +71,11 @@ def even_worker(
     return Worker(config, rank, world_size, local_rank, rendezvous)
 
 
-def __getattr__(attribute: str) -> MoEOps:
-    """The functions of a platform, with this gate."""
-    name = attribute.removeprefix(_PREFIX)
-    if name == attribute or name not in _ORIGINALS:
-        raise AttributeError(attribute)
-    if name not in _MADE:
-        module, _, ops_name = _ORIGINALS[name].partition(":")
-        ops: MoEOps = getattr(importlib.import_module(module), ops_name)
-        _MADE[name] = replace(ops, gate=EvenGate(ops))
-    return _MADE[name]
+_on = MOE_OPS.on
 
 
-_PREFIX = "evenly_"
-_ORIGINALS = dict(MOE_OPS._table)
-_MADE: dict[str, MoEOps] = {}
+@cache
+def _evenly_on(device: torch.device) -> MoEOps:
+    """The functions for a device, with this gate."""
+    ops = _on(device)
+    return replace(ops, gate=EvenGate(ops))

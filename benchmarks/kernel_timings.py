@@ -26,6 +26,7 @@ from app.kernels.fused import reference as plain_fused
 from app.kernels.fused import triton_ops as fused
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.triton_quantize import quantize
+from app.kernels.kernel_table import HOPPER
 from app.kernels.sampling import reference, triton_ops, triton_sample
 from tests.kernels.attention.cases import Batch
 
@@ -181,7 +182,7 @@ def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
     """One request's last num_query of seq_len positions, by every kernel there is."""
 
     def gluon(batch: Batch, out: torch.Tensor) -> None:
-        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=HEAD_DIM**-0.5)
+        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, OPTIONS)
 
     def paged(batch: Batch, out: torch.Tensor, sizes: PrefillTile | None = None) -> None:
         triton_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, OPTIONS, sizes)
@@ -191,7 +192,7 @@ def prefill_entries(num_query: int, seq_len: int) -> list[Entry]:
         ("paged", 64, paged),
         ("paged 128x64 w8 s3", 16, partial(paged, sizes=PrefillTile(128, 64, 8, 3))),
     ]
-    if gluon_prefill.is_hopper(torch.device("cuda")):
+    if HOPPER.are_met(torch.device("cuda")):
         variants = [("gluon", 16, gluon), ("gluon", 64, gluon), *variants]
     name = f"prefill {num_query} of {seq_len}"
     table = [

@@ -10,14 +10,10 @@ from functools import cache
 
 import torch
 
+from app.kernels.kernel_table import FROM_HOPPER
 from app.platforms import platform_of
 
 _INTERPRETED_SMS = 2
-
-
-def nvidia_generation(device: torch.device) -> int:
-    """Major compute capability, 9: Hopper; 0: no GPU of NVIDIA's."""
-    return platform_of(device).capability(device)[0]
 
 
 @cache
@@ -31,7 +27,7 @@ def early_launch(device: torch.device) -> dict[str, bool]:
     No kernel lets the next one begin (`griddepcontrol.launch_dependents`) before it has waited itself. So only the
     kernel before may still run, and what others before it wrote may be read before the wait.
     """
-    if nvidia_generation(device) >= 9:
+    if FROM_HOPPER.are_met(device):
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}
 

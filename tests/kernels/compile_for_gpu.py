@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
-from unittest import mock
 
 import torch
 import triton
@@ -67,9 +66,9 @@ from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for
 from app.kernels.gemm.triton_int8 import Int8Tile, int8_product
 from app.kernels.lora import TILE_RANK, AdaptedWeight, SlotMatrices, SlotRows
 from app.kernels.lora import triton_ops as lora_ops
-from app.kernels.mla import gluon_attend, gluon_expanded, triton_heads
+from app.kernels.mla import triton_heads
 from app.kernels.mla import triton_ops as mla_ops
-from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, gluon_few, triton_gate
+from app.kernels.moe import GLU, ExpertWeights, Routing, RoutingRule, triton_gate
 from app.kernels.moe import tiles as expert_tiles
 from app.kernels.moe import triton_ops as expert_ops
 from app.kernels.moe.stacked import StackedExperts
@@ -79,6 +78,7 @@ from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.sampling import triton_sample, triton_token_masks
+from tests.kernels.stub_gpu import as_on
 
 IS_AMD = "gfx942" in sys.argv[1:]
 TARGET = GPUTarget("hip", "gfx942", 64) if IS_AMD else GPUTarget("cuda", 90, 32)
@@ -328,13 +328,10 @@ def attention(
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
             triton_prefill.prefill(query, cache, meta, query, options, tile)
         if head_dim in (64, 128) and not masks:
-            for window, sinks in (
-                (None, None),
-                (128, None),
-                (None, torch.zeros(num_heads)),
-                (128, torch.zeros(num_heads)),
-            ):
-                gluon_prefill.prefill(query, cache, meta, query, scale=0.1, sliding_window=window, sinks=sinks)
+            for window in (None, 128):
+                for bias in (None, HeadBias(sinks=torch.zeros(num_heads))):
+                    options = AttentionOptions(0.1, window, bias=bias)
+                    gluon_prefill.prefill(query, cache, meta, query, options)
 
 
 def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:
@@ -350,15 +347,15 @@ def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, 
             torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(0), max(counts), 900, 0,
         )  # fmt: skip
         query = torch.zeros(sum(counts), num_heads, size + rope, dtype=dtype)
-        for is_hopper in (False, in_gluon):
-            with mock.patch.object(gluon_attend, "is_hopper", return_value=is_hopper):
+        for generation in (0, 9 if in_gluon else 0):
+            with as_on(generation):
                 mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
                 mla_ops.OPS.attend(query, cache, meta, latent_size=size, **more)
     up = torch.zeros(num_heads, nope + value, size, dtype=dtype)
     query, workspace = query[..., : nope + rope], torch.zeros(1000, num_heads, nope + value, dtype=dtype)
-    mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
-    if in_gluon:
-        with mock.patch.object(gluon_expanded, "serves", return_value=True):
+    for generation in (0, 9 if in_gluon else 0):
+        with as_on(generation):
+            mla_ops.OPS.prepare(meta, num_heads=num_heads, block_size=16)
             mla_ops.OPS.attend_expanded(query, cache, meta, up, workspace, value_dim=value, **more)
 
 
@@ -528,7 +525,8 @@ def experts(
         positions, counts = (torch.zeros(n, dtype=torch.int64) for n in (count, num_experts))
         expert_ops.to_slots(routing.ids, table[:, :1].contiguous())
         expert_ops.to_slots(routing.ids, table, positions, counts)
-        rows = expert_ops.experts(x if count > 64 else deferred, Routing(*routing), weights)
+        with as_on(0 if IS_AMD else 8):
+            rows = expert_ops.experts(x if count > 64 else deferred, Routing(*routing), weights)
         rows.add_norm(x, x[0], 1e-6, may_defer=True)
         rows.materialize()
 
@@ -599,7 +597,6 @@ def main() -> int:
         triton_tile_fp8._BY_ASSEMBLY = triton_forms.BY_ASSEMBLY = tl.constexpr(False)
     else:
         stand_in("early_launch", EARLY_LAUNCH)
-        gluon_few.nvidia_generation = lambda _: 9  # type: ignore[assignment]
     results = [compiled_aloud(*kernel) for kernel in found(all_calls())]
     failed = [result for result in results if result.startswith("FAILED")]
     num_early = sum(result.endswith("waits first") for result in results)

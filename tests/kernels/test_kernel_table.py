@@ -6,23 +6,24 @@ import sys
 from collections import Counter
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
-from app.kernels.fused import FUSED_OPS
+from app.kernels.fused import FUSED_OPS, reference, triton_ops
 from app.kernels.kernel_table import KernelTable
 from app.platforms import platform_of
 from app.records.sampling_params import SamplingParams
 from app.records.step import SchedulerOutput
 from app.registry import Registry, load_entry
 from app.worker.rows.pending_step import PendingStep
+from tests.kernels.stub_gpu import as_on
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, greedy
 
-CODES = {look_up.__code__ for look_up in (platform_of, Registry.load, KernelTable.on, load_entry)}
+LOOK_UPS = (platform_of, Registry.load, KernelTable.on, KernelTable.all_on, load_entry)
+CODES = {look_up.__code__ for look_up in LOOK_UPS}
 PROMPTS = [[5, 6, 7, 8, 9, 10], [9, 10, 11]]
 WANTED = {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "allowed_token_ids": list(range(3, 300)), "seed": 4}
 
@@ -68,6 +69,7 @@ def test_steps_of_latent_attention_and_experts_look_nothing_up(variant: str) -> 
 
 
 def test_the_device_chooses() -> None:
-    with mock.patch.object(FUSED_OPS, "load", wraps=FUSED_OPS.load) as load:
-        assert FUSED_OPS.on(torch.device("meta")) is FUSED_OPS.on(torch.device("cpu"))
-    assert load.call_args_list == [mock.call("torch")] * 2
+    assert FUSED_OPS.on(torch.device("meta")) is FUSED_OPS.on(torch.device("cpu")) is reference.OPS
+    for generation in (0, 8, 9):
+        with as_on(generation):
+            assert FUSED_OPS.on(torch.device("cpu")) is triton_ops.OPS

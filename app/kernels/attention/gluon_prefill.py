@@ -13,8 +13,6 @@ window last. Triton's interpreter cannot run Gluon; the tests of this file need 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,8 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from app.kernels.attention import AttentionMetadata, HeadBias
-from app.kernels.launch import cdiv, nvidia_generation
+from app.kernels.attention import AttentionMetadata, AttentionOptions
+from app.kernels.kernel_table import Kernel
+from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
 
 ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
@@ -276,27 +275,14 @@ def prefill_gluon_kernel(
         )  # fmt: skip
 
 
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """True if it is a GPU with the instructions that the kernel is made of."""
-    return nvidia_generation(device) == 9
-
-
-def serves(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    bias: HeadBias | None = None,
-) -> bool:
-    """True if the GPU is a Hopper and the shapes suit: 16 bits, blocks of a power of two; sinks, but no other bias."""
-    block_size, head_dim = kv_cache.shape[3], query.shape[2]
-    if sliding_window is not None and head_dim < 128 and sliding_window < LEAST_WINDOW:
+def serves(query: torch.Tensor, kv_cache: torch.Tensor, options: AttentionOptions) -> bool:
+    """True if the shapes suit: 16 bits, blocks of a power of two; sinks, but no other bias."""
+    block_size, head_dim, window = kv_cache.shape[3], query.shape[2], options.sliding_window
+    if window is not None and head_dim < 128 and window < LEAST_WINDOW:
         return False
     return (
-        is_hopper(query.device)
-        and soft_cap is None
-        and (bias is None or bias.slopes is None)
+        options.soft_cap is None
+        and (options.bias is None or options.bias.slopes is None)
         and query.dtype in (torch.bfloat16, torch.float16)
         and kv_cache.dtype == query.dtype
         and kv_cache.is_contiguous()
@@ -312,12 +298,10 @@ def prefill(
     kv_cache: torch.Tensor,
     meta: AttentionMetadata,
     out: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    sinks: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> None:
     """The same as `triton_prefill.prefill`, where `serves` agrees."""
+    sinks = None if options.bias is None else options.bias.sinks
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads
@@ -327,8 +311,11 @@ def prefill(
     descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, PANEL_LAYOUT)
     num_tiles = cdiv(meta.max_query_len, 2 * ROWS.value // group)
     prefill_gluon_kernel[(num_tiles, num_kv_heads, num_requests)](
-        descriptor, query, out, sinks, meta.block_table, meta.query_start_loc, meta.seq_lens, sliding_window,
-        scale * LOG2_E, meta.num_decodes, query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        meta.block_table.stride(0),
+        descriptor, query, out, sinks, meta.block_table, meta.query_start_loc, meta.seq_lens,
+        options.sliding_window, options.scale * LOG2_E, meta.num_decodes, query.stride(0), query.stride(1),
+        out.stride(0), out.stride(1), meta.block_table.stride(0),
         G=group, HKV=num_kv_heads, D=head_dim, S=block_size, num_warps=4, maxnreg=168,
     )  # fmt: skip
+
+
+KERNEL = Kernel(serves, prefill)

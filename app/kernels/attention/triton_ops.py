@@ -5,12 +5,12 @@ The two write disjoint rows of the output. A static step of few rows that verify
 the split-KV kernel reads a context several times then, but in many programs at once, as the other does not.
 
 Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
-kernels. Prefills go to gluon_prefill.py where that serves, which is faster (`python -m benchmarks.kernels` times both),
-else to triton_prefill.py, which serves every step.
+kernels. Of those for prefills the one in Gluon is faster where it serves (`python -m benchmarks.kernels` times both).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,11 +24,10 @@ from app.kernels.attention import (
     AttentionOps,
     AttentionOptions,
     HeadBias,
-    gluon_prefill,
-    triton_prefill,
 )
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_quantize import quantize
+from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
@@ -36,11 +35,22 @@ _MAX_HEAD_DIM = 512
 _FEW_TOKENS = 8  # of a step
 
 
+Prefill = Callable[[torch.Tensor, torch.Tensor, AttentionMetadata, torch.Tensor, AttentionOptions], None]
+# It serves (query, kv_cache, options).
+PrefillKernel = Kernel[[torch.Tensor, torch.Tensor, AttentionOptions], bool, Prefill]
+PREFILL: KernelTable[PrefillKernel] = KernelTable(
+    "prefills of paged attention",
+    Candidate("app.kernels.attention.gluon_prefill:KERNEL", HOPPER),
+    Candidate("app.kernels.attention.triton_prefill:KERNEL"),
+)
+
+
 @dataclass(slots=True)
 class TritonPlan:
     """The plan of a step, which its layers share."""
 
     scratch: DecodeScratch
+    prefills: tuple[PrefillKernel, ...]
     decodes: AttentionMetadata | None = None  # the step's tokens as decodes
 
 
@@ -55,7 +65,8 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
             param="attention_backend",
         )
     decodes = as_decodes(meta)
-    meta.plan = TritonPlan(make_scratch(decodes or meta, num_heads, num_kv_heads, head_dim), decodes)
+    scratch = make_scratch(decodes or meta, num_heads, num_kv_heads, head_dim)
+    meta.plan = TritonPlan(scratch, PREFILL.all_on(meta.seq_lens.device), decodes)
 
 
 def as_decodes(meta: AttentionMetadata) -> AttentionMetadata | None:
@@ -170,11 +181,8 @@ def paged_attention(
     if meta.num_decodes > 0:
         decode(query, kv_cache, meta, plan.scratch, out, options)
     if meta.num_decodes < meta.seq_lens.shape[0]:
-        if gluon_prefill.serves(query, kv_cache, sliding_window, soft_cap, bias):
-            sinks = None if bias is None else bias.sinks
-            gluon_prefill.prefill(query, kv_cache, meta, out, scale=scale, sliding_window=sliding_window, sinks=sinks)
-        else:
-            triton_prefill.prefill(query, kv_cache, meta, out, options)
+        prefill, _ = chosen(plan.prefills, query, kv_cache, options)
+        prefill(query, kv_cache, meta, out, options)
     return out
 
 

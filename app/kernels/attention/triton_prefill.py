@@ -17,6 +17,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata, AttentionOptions, HeadBias
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -199,3 +200,11 @@ def prefill(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+
+
+def serves(query: torch.Tensor, kv_cache: torch.Tensor, options: AttentionOptions) -> bool:
+    """True of all steps."""
+    return True
+
+
+KERNEL = Kernel(serves, prefill)

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
@@ -93,8 +93,6 @@ class FusedOps:
 
 FUSED_OPS: KernelTable[FusedOps] = KernelTable(
     "fused kernels",
-    {
-        "torch": "app.kernels.fused.reference:OPS",
-        "triton": "app.kernels.fused.triton_ops:OPS",
-    },
+    Candidate("app.kernels.fused.triton_ops:OPS", TRITON),
+    Candidate("app.kernels.fused.reference:OPS"),
 )

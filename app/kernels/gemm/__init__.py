@@ -12,13 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from app.kernels.fused import FUSED_OPS, GatedActivation
-from app.kernels.kernel_table import KernelTable
-from app.registry import Registry
+from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
 LEAST_PACKED_ELEMENTS = 1 << 18
@@ -97,10 +96,8 @@ class LinearOps(Generic[WeightT]):
 
 LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
-    {
-        "torch": "app.kernels.gemm.reference:OPS",
-        "triton": "app.kernels.gemm.triton_small:OPS",
-    },
+    Candidate("app.kernels.gemm.triton_small:OPS", TRITON),
+    Candidate("app.kernels.gemm.reference:OPS"),
 )
 
 
@@ -118,24 +115,15 @@ class PackedWeight(ABC):
         return None
 
 
-class GemmKernel(Protocol):
-    """One way to multiply by packed weights."""
-
-    def serves(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """True if it works on this machine; may try a small product."""
-        ...
-
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """Pack weight [N, K], which is not changed."""
-        ...
-
-
-GEMM_KERNELS: Registry[GemmKernel] = Registry("gemm kernel", {"onednn": "app.kernels.gemm.onednn:KERNEL"})
+# weight [N, K], which is not changed -> the same in the order of a library's products; None: it does not serve such a
+# weight, or does not work on this machine, which it may find out by a small product.
+Pack = Callable[[torch.Tensor], PackedWeight | None]
+GEMM_KERNELS: KernelTable[Pack] = KernelTable("packed products", Candidate("app.kernels.gemm.onednn:pack", HOST))
 
 
 def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
     """weight [N, K] packed by a kernel that beats the plain product on it; None where there is none."""
     if weight.numel() < LEAST_PACKED_ELEMENTS:
         return None
-    kernels = (GEMM_KERNELS.load(name) for name in GEMM_KERNELS)
-    return next((kernel.pack(weight) for kernel in kernels if kernel.serves(weight.dtype, weight.device)), None)
+    packed = (pack(weight) for pack in GEMM_KERNELS.all_on(weight.device))
+    return next((one for one in packed if one is not None), None)

@@ -93,30 +93,27 @@ class AtenInt4Weight(PackedWeight):
         return numbers
 
 
-class AtenInt4Kernel:
-    """`GroupWeight` on a CPU, in fp32 and bf16, where groups are multiples of 32 inputs."""
-
-    def pack(self, weight: PackedWeight, dtype: torch.dtype) -> AtenInt4Weight | None:
-        """See TiledKernel."""
-        if not isinstance(weight, GroupWeight) or weight.tiles.words.device.type != "cpu" or dtype not in _DTYPES:
-            return None
-        tiles, width = weight.tiles, _width()
-        group = _group(tiles)
-        if not group or not width:
-            return None
-        codes = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size)
-        scale, offset = _of_groups(tiles.scales, tiles, group), _of_groups(tiles.offsets, tiles, group)
-        if tiles.form == "nibble":
-            scale, offset = _rounded(scale, offset, 8, dtype)
-            parts = [(codes, scale, offset)]
-        else:
-            codes = codes ^ 0x80  # signed -> 128 more
-            scale, offset = _rounded(scale, offset, 128, dtype)
-            # The lower half has what rounding takes from the upper one's offset, which may be 128 steps.
-            upper = offset.to(dtype).float()
-            parts = [(codes >> 4, 16 * scale, upper), (codes & 15, scale, offset - upper + 8 * scale)]
-        halves = tuple(_packed(*part, width, dtype) for part in parts)
-        return AtenInt4Weight(halves, tiles.shape, width, weight.order)
+def pack(weight: PackedWeight, dtype: torch.dtype) -> AtenInt4Weight | None:
+    """`GroupWeight`, in fp32 and bf16, where groups are multiples of 32 inputs; see tiled.PackStored."""
+    if not isinstance(weight, GroupWeight) or dtype not in _DTYPES:
+        return None
+    tiles, width = weight.tiles, _width()
+    group = _group(tiles)
+    if not group or not width:
+        return None
+    codes = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size)
+    scale, offset = _of_groups(tiles.scales, tiles, group), _of_groups(tiles.offsets, tiles, group)
+    if tiles.form == "nibble":
+        scale, offset = _rounded(scale, offset, 8, dtype)
+        parts = [(codes, scale, offset)]
+    else:
+        codes = codes ^ 0x80  # signed -> 128 more
+        scale, offset = _rounded(scale, offset, 128, dtype)
+        # The lower half has what rounding takes from the upper one's offset, which may be 128 steps.
+        upper = offset.to(dtype).float()
+        parts = [(codes >> 4, 16 * scale, upper), (codes & 15, scale, offset - upper + 8 * scale)]
+    halves = tuple(_packed(*part, width, dtype) for part in parts)
+    return AtenInt4Weight(halves, tiles.shape, width, weight.order)
 
 
 def _group(tiles: StoredTiles) -> int:
@@ -176,6 +173,3 @@ def _width() -> int:
         if all(torch.allclose(result.float(), truth, rtol=2e-2, atol=2e-1) for result in results):
             return width
     return 0
-
-
-KERNEL = AtenInt4Kernel()

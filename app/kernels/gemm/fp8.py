@@ -11,7 +11,7 @@ from app.kernels.float8 import widened
 from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import Candidate, KernelTable, Needs
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # the largest finite e4m3
@@ -83,5 +83,6 @@ def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> 
 
 FP8_LINEAR: KernelTable[Product] = KernelTable(
     "fp8 products",
-    {"torch": "app.kernels.gemm.fp8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:fp8_linear"},
+    Candidate("app.kernels.gemm.triton_quantized:fp8_linear", Needs("triton", fp8_products=True)),
+    Candidate("app.kernels.gemm.fp8:plain_linear"),
 )

@@ -14,7 +14,7 @@ from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
 from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import FROM_HOPPER, Candidate, KernelTable, Needs
 
 
 def quantize_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,8 +91,9 @@ def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None
 
 FP8_BLOCK_LINEAR: KernelTable[Product] = KernelTable(
     "fp8 block products",
-    {
-        "torch": "app.kernels.gemm.fp8_block:plain_linear",
-        "triton": "app.kernels.gemm.triton_quantized:fp8_block_linear",
-    },
+    Candidate(
+        "app.kernels.gemm.triton_quantized:fp8_block_linear",
+        Needs("triton", generations=FROM_HOPPER.generations, fp8_products=True),
+    ),
+    Candidate("app.kernels.gemm.fp8_block:plain_linear"),
 )

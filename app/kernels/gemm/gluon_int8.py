@@ -24,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.gemm.triton_int8 import Int8Tile, fills
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv, multiprocessors
 from app.kernels.quick_launch import quick_launch
 
@@ -35,7 +37,7 @@ DEPTH = gl.constexpr(128)  # inputs of a stage
 STAGES = gl.constexpr(4)
 SPAN = gl.constexpr(16)  # tiles of rows that share weights, and run together
 REGISTERS = 168  # of a thread, before the groups take those of the copying warp
-TILE = ROWS.value * GROUPS.value, COLUMNS.value
+TILE = Int8Tile(ROWS.value * GROUPS.value, COLUMNS.value, DEPTH.value, 4, STAGES.value)
 # A thread's numbers of 64 x 64 results as they lie in memory: 16 bytes of bf16 at a time, of a row of its own warp.
 STORE_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -171,7 +173,12 @@ def wide_int8_kernel(d_x, d_weight, p_row_scales, p_scales, p_bias, p_out, T, N,
 
 
 def wide_int8_product(
-    x: torch.Tensor, row_scales: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None, dtype: torch.dtype
+    x: torch.Tensor,
+    row_scales: torch.Tensor,
+    weight: Int8Weight,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    tile: Int8Tile = TILE,
 ) -> torch.Tensor:
     """int8 x [T, K in whole blocks] with scales [T, 1] times weight [N, K], transposed: [T, N] of `dtype`. The weight
     has no zero of its activations."""
@@ -182,9 +189,17 @@ def wide_int8_product(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     d_x = TensorDescriptor(x, [num_rows, size], [size, 1], [ROWS.value, DEPTH.value], layout)
     d_weight = TensorDescriptor(codes, [columns, size], [size, 1], [HALF.value, DEPTH.value], layout)
-    num_tiles = cdiv(num_rows, TILE[0]) * cdiv(columns, TILE[1])
+    num_tiles = cdiv(num_rows, tile.rows) * cdiv(columns, tile.columns)
     wide_int8_kernel[(min(num_tiles, multiprocessors(x.device)),)](
         d_x, d_weight, row_scales, weight.tiles.scales, bias, out, num_rows, columns, size // DEPTH.value, num_tiles,
         num_warps=4, maxnreg=REGISTERS,
     )  # fmt: skip
     return out
+
+
+def serves(num_rows: int, weight: Int8Weight) -> Int8Tile | None:
+    """`TILE`, if its tiles fill the GPU and the weight has no zero of its activations."""
+    return TILE if weight.input_zero is None and fills(num_rows, weight.shape[0]) else None
+
+
+KERNEL = Kernel(serves, wide_int8_product)

@@ -12,7 +12,7 @@ from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import LEAST_SCALE
 from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import FROM_HOPPER, Candidate, KernelTable, Needs
 
 LARGEST = 127.0
 
@@ -83,5 +83,6 @@ def plain_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) ->
 
 INT8_LINEAR: KernelTable[Product] = KernelTable(
     "int8 products",
-    {"torch": "app.kernels.gemm.int8:plain_linear", "triton": "app.kernels.gemm.triton_quantized:int8_linear"},
+    Candidate("app.kernels.gemm.triton_quantized:int8_linear", Needs("triton", generations=FROM_HOPPER.generations)),
+    Candidate("app.kernels.gemm.int8:plain_linear"),
 )

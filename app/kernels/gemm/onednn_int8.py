@@ -57,17 +57,14 @@ class OneDNNInt8Weight(PackedWeight):
         return _product(inputs, self.packed, self.scale, self.zeros, _MIDDLE).t()
 
 
-class OneDNNInt8Kernel:
-    """`Int8Weight` on a CPU, whatever the model computes in."""
-
-    def pack(self, weight: PackedWeight, dtype: torch.dtype) -> OneDNNInt8Weight | None:
-        """See TiledKernel."""
-        if not isinstance(weight, Int8Weight) or weight.tiles.words.device.type != "cpu" or not _works():
-            return None
-        tiles = weight.tiles
-        numbers = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size).contiguous().view(torch.int8)
-        zero = 0 if weight.input_zero is None else int(weight.input_zero)
-        return _packed(numbers, tiles.scales.flatten(), weight.input_scale, zero)
+def pack(weight: PackedWeight, dtype: torch.dtype) -> OneDNNInt8Weight | None:
+    """`Int8Weight`, whatever the model computes in; see tiled.PackStored."""
+    if not isinstance(weight, Int8Weight) or not _works():
+        return None
+    tiles = weight.tiles
+    numbers = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size).contiguous().view(torch.int8)
+    zero = 0 if weight.input_zero is None else int(weight.input_zero)
+    return _packed(numbers, tiles.scales.flatten(), weight.input_scale, zero)
 
 
 def _packed(
@@ -98,6 +95,3 @@ def _works() -> bool:
         return torch.equal(weight.linear(x, None), x @ numbers.float().T)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
-
-
-KERNEL = OneDNNInt8Kernel()

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from app.kernels.gemm import GatedRows, LinearOps, PackedWeight, materialize
 from app.kernels.gemm.stored import StoredTiles
-from app.kernels.kernel_table import KernelTable
-from app.platforms import platform_of
-from app.registry import Registry
+from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
 # Numbers made at a time: what stays in the caches until they are multiplied.
 _ELEMENTS = {"cpu": 1 << 20}
@@ -27,14 +25,15 @@ _MOST_ELEMENTS = 1 << 24
 _ROWS = {"cpu": 16}
 _GPU_ROWS = 2048
 
-TILED_OPS: Registry[LinearOps[Any]] = Registry(
-    "products of packed weights", {"triton": "app.kernels.gemm.triton_packed_ops:OPS"}
-)  # names are those of platforms' kernels, as in a KernelTable; others make each product alone
+TILED_OPS: KernelTable[LinearOps[Any]] = KernelTable(
+    "products of packed weights", Candidate("app.kernels.gemm.triton_packed_ops:OPS", TRITON)
+)  # where there are none, what follows a product is a launch of its own
 # (weight, first row, row behind the last, type) -> those rows [n, K]
 Dequantize = Callable[[StoredTiles, int, int, torch.dtype], torch.Tensor]
 DEQUANTIZE: KernelTable[Dequantize] = KernelTable(
     "dequantized weights",
-    {"torch": "app.kernels.gemm.tiled:dequantized", "triton": "app.kernels.gemm.triton_dequantize:dequantized"},
+    Candidate("app.kernels.gemm.triton_dequantize:dequantized", TRITON),
+    Candidate("app.kernels.gemm.tiled:dequantized"),
 )
 
 
@@ -73,9 +72,8 @@ class TiledWeight(PackedWeight):
         return self.stored.shape
 
     def ops_on(self, device: torch.device) -> LinearOps[Any] | None:
-        """Those of the device's platform."""
-        kernels = platform_of(device).kernels
-        return TILED_OPS.load(kernels) if kernels in TILED_OPS else None
+        """Those of the device, if it has any."""
+        return next(iter(TILED_OPS.all_on(device)), None)
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] with its columns as the stored weight has them."""
@@ -90,22 +88,18 @@ class TiledWeight(PackedWeight):
         return self.stored.dequantize()
 
 
-class TiledKernel(Protocol):
-    """A library's products with some stored weights, in an order of its own."""
-
-    def pack(self, weight: PackedWeight, dtype: torch.dtype) -> PackedWeight | None:
-        """The weight in that order, for a model that computes in `dtype`; None where it does not serve it. It may try
-        a small product."""
-        ...
-
-
-TILED_KERNELS: Registry[TiledKernel] = Registry(
-    "kernel of stored weights",
-    {"onednn_int8": "app.kernels.gemm.onednn_int8:KERNEL", "aten_int4": "app.kernels.gemm.aten_int4:KERNEL"},
+# A weight in the order of a library's products, for a model that computes in a type; None: see gemm.Pack.
+PackStored = Callable[[PackedWeight, torch.dtype], PackedWeight | None]
+TILED_KERNELS: KernelTable[PackStored] = KernelTable(
+    "packed products of stored weights",
+    Candidate("app.kernels.gemm.onednn_int8:pack", HOST),
+    Candidate("app.kernels.gemm.aten_int4:pack", HOST),
 )
 
 
 def fastest(weight: PackedWeight, dtype: torch.dtype) -> PackedWeight:
     """The weight for the first kernel that serves it; as it is where none does."""
-    packed = (TILED_KERNELS.load(name).pack(weight, dtype) for name in TILED_KERNELS)
+    if not isinstance(weight, TiledWeight):
+        return weight
+    packed = (pack(weight, dtype) for pack in TILED_KERNELS.all_on(weight.stored.words.device))
     return next((one for one in packed if one is not None), weight)

@@ -11,8 +11,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
+
+_PROGRAMS = 200  # so many large tiles keep all multiprocessors busy
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,6 +27,11 @@ class Int8Tile:
     depth: int
     num_warps: int
     num_stages: int
+
+
+def fills(num_rows: int, columns: int) -> bool:
+    """True if large tiles fill the GPU."""
+    return cdiv(num_rows, 128) * cdiv(columns, 256) >= _PROGRAMS
 
 
 @quick_launch
@@ -76,3 +84,11 @@ def int8_product(
         num_stages=tile.num_stages,
     )  # fmt: skip
     return out
+
+
+def serves(num_rows: int, weight: Int8Weight) -> Int8Tile:
+    """The tile for any number of rows."""
+    return Int8Tile(128, 256, 128, 8, 4) if fills(num_rows, weight.shape[0]) else Int8Tile(64, 128, 128, 4, 4)
+
+
+KERNEL = Kernel(serves, int8_product)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from app.kernels.fused import FUSED_OPS, GatedActivation
+from app.kernels.fused import GatedActivation
 from app.kernels.fused.reference import rms_norm
+from app.kernels.fused.triton_ops import add_rms_norm
 from app.kernels.gemm import (
     Activations,
     DeferredActivation,
@@ -24,11 +26,11 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
 from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
 from app.kernels.gemm.wide import WideTile, wide_linear, wide_tile
+from app.kernels.kernel_table import FROM_AMPERE, HOPPER, Candidate, KernelTable
 from app.kernels.launch import (
     cdiv,
     early_launch,
     next_power_of_2,
-    nvidia_generation,
     register_limit,
     shared_memory,
 )
@@ -72,7 +74,7 @@ def packed_linear(
     x: Activations,
     weight: StoredTiles,
     bias: torch.Tensor | None,
-    tile: PackedTile | StreamedTile | WideTile,
+    tile: Tile,
     *,
     activation: GatedActivation | None = None,
     residual: torch.Tensor | None = None,
@@ -163,25 +165,32 @@ def stages_within(num_bytes: int, tile: PackedTile, weight: StoredTiles) -> int:
     return max(1, min(tile.num_stages, num_bytes // each))
 
 
-def tile_for(
-    num_rows: int, weight: StoredTiles, *, is_gated: bool = False
-) -> PackedTile | StreamedTile | WideTile | None:
+def tile_for(num_rows: int, weight: StoredTiles, *, is_gated: bool = False) -> Tile | None:
     """The tile for a product of so many rows; None: others are faster, or no kernel reads such groups."""
-    columns, size = weight.shape
-    if num_rows <= _MOST_ROWS_OF_4_BITS and weight.form == "nibble":
-        wide = wide_tile(num_rows, weight)
-        if wide is not None:
-            return wide
-    is_light = weight.form == "nibble" and weight.offsets is None
-    most_rows = _MOST_ROWS_OF_4_BITS if is_light else MOST_ROWS
-    if num_rows > most_rows or weight.scales_of_block is None:
+    tiles = (tile_of(num_rows, weight, is_gated) for tile_of in TILES.all_on(weight.words.device))
+    return next((tile for tile in tiles if tile is not None), None)
+
+
+def _wide_tile(num_rows: int, weight: StoredTiles, is_gated: bool) -> WideTile | None:
+    return wide_tile(num_rows, weight) if num_rows <= _MOST_ROWS_OF_4_BITS and weight.form == "nibble" else None
+
+
+def _tall_tile(num_rows: int, weight: StoredTiles, is_gated: bool) -> PackedTile | None:
+    if weight.form != "nibble" or weight.offsets is not None or weight.scales_of_block is None:
         return None
-    if num_rows > MOST_ROWS:
-        return PackedTile(128, 64 if num_rows <= 256 else 128, 8)
-    if num_rows <= _MOST_STREAMED_ROWS and nvidia_generation(weight.words.device) >= 8:
-        streamed = streamed_tile(weight)
-        if streamed is not None:
-            return streamed
+    is_many = MOST_ROWS < num_rows <= _MOST_ROWS_OF_4_BITS
+    return PackedTile(128, 64 if num_rows <= 256 else 128, 8) if is_many else None
+
+
+def _streamed_tile(num_rows: int, weight: StoredTiles, is_gated: bool) -> StreamedTile | None:
+    is_few = num_rows <= _MOST_STREAMED_ROWS and weight.scales_of_block is not None
+    return streamed_tile(weight) if is_few else None
+
+
+def _packed_tile(num_rows: int, weight: StoredTiles, is_gated: bool) -> PackedTile | None:
+    columns, size = weight.shape
+    if num_rows > MOST_ROWS or weight.scales_of_block is None:
+        return None
     height = height_for(num_rows, weight)
     if is_gated and columns >= 64 * _PROGRAMS:
         is_half = num_rows <= 16 and bits_of(weight.form) == 4
@@ -203,9 +212,17 @@ def streamed_tile(weight: StoredTiles) -> StreamedTile | None:
     return None if weight.offsets is None else StreamedTile(16, 4, 4)
 
 
-def _tile(
-    rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False
-) -> PackedTile | StreamedTile | WideTile | None:
+Tile = PackedTile | StreamedTile | WideTile  # says which kernel it is of
+TILES: KernelTable[Callable[[int, StoredTiles, bool], Tile | None]] = KernelTable(
+    "products of few rows with packed weights",
+    Candidate(_wide_tile, HOPPER),
+    Candidate(_tall_tile),
+    Candidate(_streamed_tile, FROM_AMPERE),
+    Candidate(_packed_tile),
+)
+
+
+def _tile(rows: torch.Tensor, weight: TiledWeight, *, is_gated: bool = False) -> Tile | None:
     serves = rows.dtype in _DTYPES and rows.stride(1) == 1
     return tile_for(len(rows), weight.stored, is_gated=is_gated) if serves else None
 
@@ -259,7 +276,7 @@ def linear_add_norm(
     x = _activated(x, weight)
     tile = _tile(x, weight) if isinstance(x, torch.Tensor) else None
     if tile is None or not isinstance(x, torch.Tensor):
-        return FUSED_OPS.on(x.device).add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
+        return add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
     norm = (norm_weight, eps) if may_defer and may_defer_norm(weight.shape[0], x.dtype) else None
     total, deferred = packed_linear(weight.inputs(x), weight.stored, bias, tile, residual=residual, norm=norm)
     return deferred or rms_norm(total, norm_weight, eps), total

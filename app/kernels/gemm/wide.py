@@ -13,7 +13,7 @@ from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.gluon_wide import GROUPS, ROWS, wide_linear_kernel
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_small import arrival_counters
-from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2, nvidia_generation
+from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2
 
 COLUMNS = GROUPS.value * ROWS.value  # rows of the weight in a tile
 
@@ -36,11 +36,11 @@ class WideTile:
 
 
 def wide_tile(num_rows: int, weight: StoredTiles) -> WideTile | None:
-    """The tile for so many rows, as measured (benchmarks/RESULTS.md); None: the GPU is no Hopper, the kernel does not
-    read such a weight, or another is as fast."""
-    device = weight.words.device
-    if nvidia_generation(device) != 9 or not serves(weight):
+    """The tile for so many rows, as measured (benchmarks/RESULTS.md); None: the kernel does not read such a weight, or
+    another is as fast."""
+    if not serves(weight):
         return None
+    device = weight.words.device
     tiles_n = cdiv(weight.shape[0], COLUMNS)
     if num_rows <= _FEW_ROWS:
         pays = weight.offsets is not None and num_rows > _FEW_ROWS // 2 and tiles_n >= multiprocessors(device)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from app.kernels.gemm import Inputs, LinearOps
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 
 TILE_RANK = 16
 NO_SLOT = -1  # of a token without an adapter
@@ -80,5 +80,7 @@ class LoraOps:
 
 
 LORA_OPS: KernelTable[LoraOps] = KernelTable(
-    "low-rank adapters", {"torch": "app.kernels.lora.reference:OPS", "triton": "app.kernels.lora.triton_ops:OPS"}
+    "low-rank adapters",
+    Candidate("app.kernels.lora.triton_ops:OPS", TRITON),
+    Candidate("app.kernels.lora.reference:OPS"),
 )

@@ -24,7 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT, is_hopper
+from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import early_launch
 from app.kernels.mla.triton_schedule import FIELDS, AttendTile, Shares
 from app.kernels.quick_launch import quick_launch
@@ -219,20 +220,20 @@ def attend_gluon_kernel(
 
 
 def suits(cache: torch.Tensor, latent_size: int) -> bool:
-    """True if the GPU is a Hopper and the shapes suit: DeepSeek's sizes, blocks of a power of two."""
+    """True if the shapes suit: DeepSeek's sizes, blocks of a power of two."""
     block_size, width = cache.shape[1:]
     return (
-        is_hopper(cache.device)
-        and cache.is_contiguous()
+        cache.is_contiguous()
         and (latent_size, width - latent_size) == (LATENT.value, TURNED.value)
         and block_size >= 8
         and block_size & (block_size - 1) == 0
     )
 
 
-def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int) -> bool:
-    """True if the cache suits, and is of 16 bits as the queries are."""
-    return dtype in (torch.bfloat16, torch.float16) and cache.dtype == dtype and suits(cache, latent_size)
+def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile | None:
+    """`TILE`, if the cache suits and is of 16 bits as the queries are."""
+    is_half = dtype in (torch.bfloat16, torch.float16) and cache.dtype == dtype
+    return TILE if is_half and suits(cache, latent_size) else None
 
 
 def attend(
@@ -243,6 +244,7 @@ def attend(
     out: torch.Tensor,
     *,
     scale: float,
+    kv_scale: torch.Tensor | None = None,
 ) -> None:
     """The same as `triton_attend.attend`, where `serves` agrees and the shares are of tiles like `TILE`."""
     assert (shares.tile, shares.is_whole) == (TILE, False)
@@ -256,3 +258,6 @@ def attend(
         H=query.shape[1], S=cache.shape[1], num_warps=8, maxnreg=168,
         **early_launch(query.device),
     )  # fmt: skip
+
+
+KERNEL = Kernel(serves, attend)

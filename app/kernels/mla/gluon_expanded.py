@@ -29,9 +29,9 @@ from app.kernels.attention.gluon_prefill import (
     PANEL_LAYOUT,
     ROWS,
     STAGES,
-    is_hopper,
     online_softmax,
 )
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv
 from app.kernels.mla.triton_expanded import Carried, Chunk
 from app.kernels.quick_launch import quick_launch
@@ -250,11 +250,10 @@ def expanded_gluon_kernel(
 
 
 def serves(query: torch.Tensor, up: torch.Tensor, value_dim: int) -> bool:
-    """True if the GPU is a Hopper and the shapes suit: 16 bits, DeepSeek's sizes."""
+    """True if the shapes suit: 16 bits, DeepSeek's sizes."""
     nope = up.shape[1] - value_dim
     return (
-        is_hopper(query.device)
-        and query.dtype in (torch.bfloat16, torch.float16)
+        query.dtype in (torch.bfloat16, torch.float16)
         and (nope, query.shape[2] - nope, value_dim) == (NOPE.value, TURNED.value, VALUE.value)
         and up.shape[2] % 8 == 0
     )
@@ -281,3 +280,6 @@ def attend_chunk(
         scale * LOG2_E, chunk.first, chunk.size, query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         H=num_heads, LATENT=chunk.latents.shape[1] - TURNED.value, num_warps=4, maxnreg=168,
     )  # fmt: skip
+
+
+KERNEL = Kernel(serves, attend_chunk)

@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import KV_FP8, AttentionMetadata
 from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import early_launch
 from app.kernels.mla import gluon_attend
 from app.kernels.mla.gluon_attend import KEYS, LATENT, TURNED, load_job, thread_barrier
@@ -217,14 +218,10 @@ def attend_few_fp8_kernel(
     )  # fmt: skip
 
 
-def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> bool:
-    """True if the cache is fp8 and suits, and a request has at most so many (token, head) rows."""
-    return (
-        cache.dtype == KV_FP8
-        and num_rows <= TILE.rows
-        and dtype in (torch.bfloat16, torch.float16)
-        and gluon_attend.suits(cache, latent_size)
-    )
+def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile | None:
+    """`TILE`, if the cache is fp8 and suits, and a request has at most so many (token, head) rows."""
+    is_served = cache.dtype == KV_FP8 and num_rows <= TILE.rows and dtype in (torch.bfloat16, torch.float16)
+    return TILE if is_served and gluon_attend.suits(cache, latent_size) else None
 
 
 def attend(
@@ -235,10 +232,11 @@ def attend(
     out: torch.Tensor,
     *,
     scale: float,
-    kv_scale: torch.Tensor,
+    kv_scale: torch.Tensor | None,
 ) -> None:
     """The same as `gluon_few_rows.attend` of an fp8 cache, whose scale is `kv_scale` [1]."""
     assert (shares.tile, shares.is_whole) == (TILE, False)
+    assert kv_scale is not None, "a quantized cache comes with its scale"
     rows = cache.view(-1, cache.shape[2])
     box = [min(cache.shape[1], KEYS.value), PANEL.value]
     descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, BYTES_LAYOUT)
@@ -249,3 +247,6 @@ def attend(
         H=query.shape[1], S=cache.shape[1], num_warps=8, maxnreg=168,
         **early_launch(query.device),
     )  # fmt: skip
+
+
+KERNEL = Kernel(serves, attend)

@@ -21,6 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import early_launch
 from app.kernels.mla import gluon_attend
 from app.kernels.mla.gluon_attend import KEYS, LATENT, STAGES, TURNED, copy_partition, load_job, thread_barrier
@@ -159,9 +160,9 @@ def attend_few_gluon_kernel(
     )  # fmt: skip
 
 
-def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> bool:
-    """True if the GPU is a Hopper, the shapes suit, and a request has at most so many (token, head) rows."""
-    return num_rows <= TILE.rows and gluon_attend.serves(dtype, cache, latent_size)
+def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile | None:
+    """`TILE`, if the shapes suit, and a request has at most so many (token, head) rows."""
+    return TILE if num_rows <= TILE.rows and gluon_attend.serves(dtype, cache, latent_size, num_rows) else None
 
 
 def attend(
@@ -172,6 +173,7 @@ def attend(
     out: torch.Tensor,
     *,
     scale: float,
+    kv_scale: torch.Tensor | None = None,
 ) -> None:
     """The same as `gluon_attend.attend`, where `serves` agrees and the shares are of tiles like `TILE`."""
     assert (shares.tile, shares.is_whole) == (TILE, False)
@@ -185,3 +187,6 @@ def attend(
         H=query.shape[1], S=cache.shape[1], num_warps=8, maxnreg=168,
         **early_launch(query.device),
     )  # fmt: skip
+
+
+KERNEL = Kernel(serves, attend)

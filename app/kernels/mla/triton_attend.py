@@ -16,7 +16,8 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX, tile_offsets
-from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.kernel_table import Kernel
+from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.mla.triton_schedule import AttendTile, Shares, load_job
 from app.kernels.quick_launch import quick_launch
 
@@ -227,6 +228,14 @@ def attend(
         WHOLE=shares.is_whole, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages, **early_launch(query.device),
     )  # fmt: skip
+
+
+def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile:
+    """The tile for any step; `num_rows`: (token, head) pairs of the longest query."""
+    return choose_tile(num_rows, dtype, latent_size, shared_memory(cache.device))
+
+
+KERNEL = Kernel(serves, attend)
 
 
 def merge_tile(num_jobs: int, programs: int) -> tuple[int, int, int, bool]:

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -233,3 +234,11 @@ def attend_chunk(
         BDV=max(16, next_power_of_2(value_dim)), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def serves(query: torch.Tensor, up: torch.Tensor, value_dim: int) -> bool:
+    """True of all steps."""
+    return True
+
+
+KERNEL = Kernel(serves, attend_chunk)

@@ -1,5 +1,4 @@
-"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon: gluon_attend.py, gluon_few_rows.py,
-gluon_few_fp8.py and gluon_expanded.py.
+"""Latent attention in Triton (`OPS`), on a Hopper GPU mostly in Gluon.
 
 Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
 kernels. What one layer finds out of a step (who does what, workspaces) is kept for the others in its plan.
@@ -7,28 +6,61 @@ kernels. What one layer finds out of a step (who does what, workspaces) is kept 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata
-from app.kernels.launch import multiprocessors, shared_memory
-from app.kernels.mla import (
-    MLAOps,
-    gluon_attend,
-    gluon_expanded,
-    gluon_few_fp8,
-    gluon_few_rows,
-    triton_attend,
-    triton_expanded,
-    triton_heads,
-)
+from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
+from app.kernels.launch import multiprocessors
+from app.kernels.mla import MLAOps, triton_attend, triton_expanded, triton_heads
 from app.kernels.mla.triton_expanded import Carried, Chunk
 from app.kernels.mla.triton_schedule import AttendTile, Shares, deal
 
 _MAX_LATENT = 1024
+
+
+class Attend(Protocol):
+    """Launches a kernel of `attend`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        meta: AttentionMetadata,
+        shares: Shares,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        kv_scale: torch.Tensor | None,
+    ) -> None:
+        """The rows of out [T, H, R], but for those of jobs that are cut; `shares` are of the kernel's tiles."""
+
+
+# It serves (the queries' type, cache, latent_size, (token, head) rows of the longest query) by such a tile.
+AttendKernel = Kernel[[torch.dtype, torch.Tensor, int, int], AttendTile, Attend]
+ATTEND: KernelTable[AttendKernel] = KernelTable(
+    "latent attention",
+    Candidate("app.kernels.mla.gluon_few_fp8:KERNEL", HOPPER),
+    Candidate("app.kernels.mla.gluon_few_rows:KERNEL", HOPPER),
+    Candidate("app.kernels.mla.gluon_attend:KERNEL", HOPPER),
+    Candidate("app.kernels.mla.triton_attend:KERNEL"),
+)
+# (query, meta, offsets, chunk, carried, out, scale); it serves (query, up, value_dim)
+AttendChunk = Callable[
+    [torch.Tensor, AttentionMetadata, torch.Tensor, Chunk, Carried, torch.Tensor, float],
+    None,
+]
+ChunkKernel = Kernel[[torch.Tensor, torch.Tensor, int], bool, AttendChunk]
+ATTEND_CHUNK: KernelTable[ChunkKernel] = KernelTable(
+    "attention to expanded latents",
+    Candidate("app.kernels.mla.gluon_expanded:KERNEL", HOPPER),
+    Candidate("app.kernels.mla.triton_expanded:KERNEL"),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,8 +75,10 @@ class Contexts:
 
 @dataclass(slots=True)
 class TritonLatentPlan:
-    """Holds what the layers of a step share; made by the first that needs it."""
+    """Holds what the layers of a step share; shares and contexts are made by the first that needs them."""
 
+    attend: tuple[AttendKernel, ...]
+    attend_chunk: tuple[ChunkKernel, ...]
     shares: Shares | None = None
     contexts: Contexts | None = None
 
@@ -53,7 +87,8 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, block_size: int) -> None
     """Set meta.plan. ConfigError where the kernels cannot serve the blocks."""
     if block_size < 16 or block_size & (block_size - 1):
         raise ConfigError(f"block_size={block_size}: the triton attention backend needs a power of two of at least 16")
-    meta.plan = TritonLatentPlan()
+    device = meta.seq_lens.device
+    meta.plan = TritonLatentPlan(ATTEND.all_on(device), ATTEND_CHUNK.all_on(device))
 
 
 def attend(
@@ -74,29 +109,15 @@ def attend(
     out = query.new_empty(*query.shape[:2], latent_size)
     if query.shape[0] == 0:
         return out
-    how, num_rows = (query.dtype, cache, latent_size), meta.max_query_len * query.shape[1]
-    if gluon_few_fp8.serves(*how, num_rows):
-        assert kv_scale is not None
-        shares = plan.shares = plan.shares or _deal(out, meta, gluon_few_fp8.TILE)
-        gluon_few_fp8.attend(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
-    elif gluon_few_rows.serves(*how, num_rows):
-        shares = plan.shares = plan.shares or _deal(out, meta, gluon_few_rows.TILE)
-        gluon_few_rows.attend(query, cache, meta, shares, out, scale=scale)
-    elif gluon_attend.serves(*how):
-        shares = plan.shares = plan.shares or _deal(out, meta, gluon_attend.TILE)
-        gluon_attend.attend(query, cache, meta, shares, out, scale=scale)
-    else:
-        shares = plan.shares = plan.shares or _deal(out, meta, None)
-        triton_attend.attend(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
+    launch, tile = chosen(plan.attend, query.dtype, cache, latent_size, meta.max_query_len * query.shape[1])
+    shares = plan.shares = plan.shares or _deal(out, meta, tile)
+    launch(query, cache, meta, shares, out, scale=scale, kv_scale=kv_scale)
     triton_attend.merge(shares, out)
     return out
 
 
-def _deal(out: torch.Tensor, meta: AttentionMetadata, tile: AttendTile | None) -> Shares:
+def _deal(out: torch.Tensor, meta: AttentionMetadata, tile: AttendTile) -> Shares:
     num_tokens, num_heads, latent_size = out.shape
-    if tile is None:
-        rows = meta.max_query_len * num_heads
-        tile = triton_attend.choose_tile(rows, out.dtype, latent_size, shared_memory(out.device))
     programs = tile.programs * multiprocessors(out.device)
     return deal(meta, (num_tokens, num_heads, latent_size), tile, programs, is_whole=out.dtype == torch.float32)
 
@@ -118,8 +139,7 @@ def attend_expanded(
     plan, size = _plan(meta), up.shape[2]
     out = query.new_empty(*query.shape[:2], value_dim)
     contexts = plan.contexts = plan.contexts or _lay_out(query, cache, meta, value_dim, len(workspace))
-    in_gluon = gluon_expanded.serves(query, up, value_dim)
-    attend_chunk = gluon_expanded.attend_chunk if in_gluon else triton_expanded.attend_chunk
+    attend_chunk, _ = chosen(plan.attend_chunk, query, up, value_dim)
     for first in range(0, contexts.total, len(workspace)):
         rows = min(len(workspace), contexts.total - first)
         chunk = Chunk(first, rows, contexts.latents[:rows], workspace[:rows])

@@ -18,7 +18,7 @@ import torch
 
 from app.kernels.fused import GatedActivation
 from app.kernels.gemm import Activations
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 
 # How logits become weights. "softmax": over all experts. "sigmoid": of each alone (DeepSeek-V3). "softmax_of_chosen":
 # over the chosen experts' logits (GPT-OSS, Granite). "sparsemixer": the inference rule of SparseMixer (Liu et al.,
@@ -194,8 +194,6 @@ class MoEOps:
 
 MOE_OPS: KernelTable[MoEOps] = KernelTable(
     "experts",
-    {
-        "torch": "app.kernels.moe.reference:OPS",
-        "triton": "app.kernels.moe.triton_ops:OPS",
-    },
+    Candidate("app.kernels.moe.triton_ops:OPS", TRITON),
+    Candidate("app.kernels.moe.reference:OPS"),
 )

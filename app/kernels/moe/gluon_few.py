@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from app.kernels.gemm.stored import Form
 from app.kernels.gemm.triton_forms import ASSEMBLY, RAW_EXPONENTS, assembly, parts_of, raw_exponent
-from app.kernels.launch import nvidia_generation
 from app.kernels.moe import GLU
 from app.kernels.quick_launch import quick_launch
 
@@ -32,12 +31,7 @@ thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed fr
 def serves_registers(rows: torch.Tensor, form: Form, activation: GLU | None) -> bool:
     """True if these kernels take rows of x [T, K], weights of a form, and an activation."""
     is_16_bit = rows.dtype in (torch.bfloat16, torch.float16) and rows.stride(0) % 8 == 0
-    return (
-        is_16_bit
-        and nvidia_generation(rows.device) >= 8
-        and form != "table"
-        and (activation is None or activation.function == "silu")
-    )
+    return is_16_bit and form != "table" and (activation is None or activation.function == "silu")
 
 
 @gluon.jit

@@ -7,14 +7,17 @@ better, the same command says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from app.kernels.gemm.stored import StoredTiles, bits_of
-from app.kernels.launch import cdiv, next_power_of_2, nvidia_generation
+from app.kernels.kernel_table import HOPPER, Candidate, KernelTable
+from app.kernels.launch import cdiv, next_power_of_2
 from app.kernels.moe import GLU, ExpertWeights
 from app.kernels.moe.gluon_wide import DEPTH
+from app.kernels.moe.stored import fp8_tiles, stored_tiles
 from app.kernels.moe.triton_fp8 import Fp8Tile
 from app.kernels.moe.triton_grouped import GroupedTile
 
@@ -82,33 +85,42 @@ _EXACT = GroupedTile(16, 16, 32, 4, 2)
 EXACT = LayerTiles(_EXACT, _EXACT, is_sorted=True)  # fp32, for any number of pairs (I6)
 
 
-def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype, *, is_wide: bool = False) -> LayerTiles:
-    """The tiles for so many pairs over so many experts; in fp32 the same for all. is_wide: see `may_be_wide`."""
+def layer_tiles(num_pairs: int, num_experts: int, dtype: torch.dtype) -> LayerTiles:
+    """The tiles for so many pairs over so many experts; in fp32 the same for all."""
     if dtype == torch.float32:
         return EXACT
     if 4 * next_power_of_2(num_pairs) <= num_experts:
         return LayerTiles(*FEWEST, is_sorted=False)
     if num_pairs <= MOST_SCANNED:
         return LayerTiles(*BY_ROWS[0][1:], is_sorted=False)
-    if is_wide and num_pairs >= WIDE_ROWS * num_experts:
-        return WIDE
     gate_up, down = next(tiles for most, *tiles in BY_ROWS if num_pairs <= most * num_experts)
     return LayerTiles(gate_up, down, is_sorted=True)
 
 
-def may_be_wide(device: torch.device, weights: ExpertWeights) -> bool:
+def may_be_wide(weights: ExpertWeights) -> bool:
     """True if the kernel for Hopper GPUs serves plain weights of such sizes with their activation."""
     hidden, intermediate = weights.down.shape[1:]
     is_whole = hidden % DEPTH.value == 0 and intermediate % DEPTH.value == 0
-    return is_whole and weights.activation.function == "silu" and nvidia_generation(device) == 9
+    return is_whole and weights.activation.function == "silu"
 
 
-def stored_layer_tiles(
-    ids: torch.Tensor, num_experts: int, gate_up: StoredTiles | None, down: StoredTiles | None, dtype: torch.dtype,
-    *, is_wide: bool = False,
-) -> LayerTiles:  # fmt: skip
-    """The same where weights are of few bits, or one of them is, for pairs of ids [T, K]."""
-    num_pairs = ids.numel()
+def wide_tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles | None:
+    """`WIDE`, for many pairs; weights of few bits are unpacked for still more."""
+    num_pairs, num_experts = ids.numel(), weights.down.shape[0]
+    is_many = num_pairs > MOST_SCANNED and num_pairs >= WIDE_ROWS * num_experts
+    if dtype == torch.float32 or not is_many or not may_be_wide(weights):
+        return None
+    if stored_tiles(weights.gate_up) is None and stored_tiles(weights.down) is None:
+        return WIDE
+    return replace(WIDE, unpacks=True) if num_pairs > STORED_BY_ROWS[-1][0] * num_experts else None
+
+
+def stored_layer_tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles | None:
+    """The tiles where weights are of few bits, or one of them is, for pairs of ids [T, K]."""
+    gate_up, down = stored_tiles(weights.gate_up), stored_tiles(weights.down)
+    if gate_up is None and down is None:
+        return None
+    num_pairs, num_experts = ids.numel(), weights.down.shape[0]
     if dtype == torch.float32:
         return EXACT
     most_few = min(MOST_SCANNED, MOST_FEW_ROWS * num_experts)
@@ -118,7 +130,7 @@ def stored_layer_tiles(
         tiles = _split(tiles[0], gate_up, widths[0], ids), _split(tiles[1], down, widths[1], ids)
         return LayerTiles(*tiles, is_sorted=False)
     if num_pairs > STORED_BY_ROWS[-1][0] * num_experts:
-        return replace(layer_tiles(num_pairs, num_experts, dtype, is_wide=is_wide), unpacks=True)
+        return replace(layer_tiles(num_pairs, num_experts, dtype), unpacks=True)
     narrow = min(_NARROW_ROWS.get(one.form, _FEWER_NARROW_ROWS) for one in (gate_up, down) if one is not None)
     if num_pairs <= narrow * num_experts:
         return LayerTiles(*NARROW, is_sorted=True)
@@ -129,9 +141,37 @@ def stored_layer_tiles(
 def fp8_layer_tiles(ids: torch.Tensor, num_experts: int, activation: GLU, dtype: torch.dtype) -> Fp8LayerTiles | None:
     """The tiles of products that round activations, for pairs of ids [T, K]; None: they stay as they are."""
     is_few = ids.numel() < FP8_ROWS * num_experts
-    if dtype == torch.float32 or nvidia_generation(ids.device) != 9 or is_few or not activation.has_gate:
+    if dtype == torch.float32 or is_few or not activation.has_gate:
         return None
     return FP8 if activation.function == "silu" else FP8_ANY
+
+
+def _rounded_tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> Fp8LayerTiles | None:
+    if fp8_tiles(weights.gate_up) is None or fp8_tiles(weights.down) is None:
+        return None
+    return fp8_layer_tiles(ids, weights.down.shape[0], weights.activation, dtype)
+
+
+def _plain_tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles:
+    return layer_tiles(ids.numel(), weights.down.shape[0], dtype)
+
+
+# (ids [T, K], weights, type of x); the tiles say which kernels they are of.
+TILES: KernelTable[Callable[[torch.Tensor, ExpertWeights, torch.dtype], LayerTiles | Fp8LayerTiles | None]] = (
+    KernelTable(
+        "grouped products",
+        Candidate(_rounded_tiles, HOPPER),
+        Candidate(wide_tiles, HOPPER),
+        Candidate(stored_layer_tiles),
+        Candidate(_plain_tiles),
+    )
+)
+
+
+def tiles_for(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles | Fp8LayerTiles:
+    """The first of the tiles that serve."""
+    tiles = (tiles_of(ids, weights, dtype) for tiles_of in TILES.all_on(ids.device))
+    return next(one for one in tiles if one is not None)
 
 
 def _split(tile: GroupedTile, weight: StoredTiles, columns: int, ids: torch.Tensor) -> GroupedTile:

@@ -9,6 +9,7 @@ through the list (`sorted_product_kernel`). In both a tile is the same (`triton_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from app.kernels.gemm import Activations, DeferredNorm, materialize
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_small import arrival_counters
+from app.kernels.kernel_table import FROM_AMPERE, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2, register_limit, shared_memory
 from app.kernels.moe import GLU
 from app.kernels.moe.gluon_few import NOT_IN_REGISTERS, few_product_kernel, serves_registers
@@ -157,13 +159,13 @@ class Product:
         num_blocks = cdiv(self.weight.size, self.weight.block)
         return cdiv(num_blocks, cdiv(num_blocks, min(tile.splits, num_blocks)))
 
-    def ahead(self, tile: GroupedTile, rows: torch.Tensor) -> int:
-        """Blocks of a weight of few bits that come to registers ahead; 0: through shared memory."""
+    def ahead(self, tile: GroupedTile, rows: torch.Tensor) -> int | None:
+        """Blocks of a weight of few bits that come to registers ahead; None: through shared memory."""
         weight = self.weight
         if isinstance(weight, torch.Tensor) or not serves_registers(rows, weight.form, self.activation):
-            return 0
+            return None
         num_blocks, splits = cdiv(weight.size, weight.block), self.splits(tile)
-        return min(tile.ahead, num_blocks - (splits - 1) * cdiv(num_blocks, splits))
+        return min(tile.ahead, num_blocks - (splits - 1) * cdiv(num_blocks, splits)) or None
 
     def arguments(self, x: Activations, tile: GroupedTile) -> dict[str, Any]:
         """Returns what both kernels take."""
@@ -242,14 +244,33 @@ def scan_product(product: Product, x: Activations, ids: torch.Tensor, per_row: i
         "p_ids": ids, "p_out": out, "p_shares": shares, "p_arrived": arrived, "num_pairs": num_pairs, "DIV": per_row,
         "BY_PAIR": by_pair, "SPLITS": splits,
     }  # fmt: skip
-    grid = tiles, num_pairs if by_pair else num_experts, splits
-    ahead = product.ahead(tile, p_x)
-    if ahead:
-        few = {name: value for name, value in arguments.items() if name not in NOT_IN_REGISTERS}
-        few_product_kernel[grid](BPAIRS=max(32, room), AHEAD=ahead, **few, **register_limit(tile.registers))
-    else:
-        scan_product_kernel[grid](BPAIRS=room, **arguments)
+    launch, ahead = chosen(SCANS.all_on(p_x.device), product, tile, p_x)
+    launch((tiles, num_pairs if by_pair else num_experts, splits), room, ahead, tile, arguments)
     return out
+
+
+def _scan_in_registers(
+    grid: tuple[int, int, int], room: int, ahead: int, tile: GroupedTile, arguments: dict[str, Any]
+) -> None:
+    few = {name: value for name, value in arguments.items() if name not in NOT_IN_REGISTERS}
+    few_product_kernel[grid](BPAIRS=max(32, room), AHEAD=ahead, **few, **register_limit(tile.registers))
+
+
+def _scan(grid: tuple[int, int, int], room: int, ahead: int, tile: GroupedTile, arguments: dict[str, Any]) -> None:
+    scan_product_kernel[grid](BPAIRS=room, **arguments)
+
+
+def _not_ahead(product: Product, tile: GroupedTile, rows: torch.Tensor) -> int:
+    return 0
+
+
+# A kernel serves (product, tile, rows) by so many blocks ahead. (grid, room for pairs, ahead, tile, arguments)
+Scan = Callable[[tuple[int, int, int], int, int, GroupedTile, dict[str, Any]], None]
+SCANS: KernelTable[Kernel[[Product, GroupedTile, torch.Tensor], int, Scan]] = KernelTable(
+    "products of few pairs",
+    Candidate(Kernel(Product.ahead, _scan_in_registers), FROM_AMPERE),
+    Candidate(Kernel(_not_ahead, _scan)),
+)
 
 
 def sorted_product(

@@ -10,14 +10,7 @@ from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_quantize import quantize
 from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
 from app.kernels.moe.stored import fp8_tiles, serves, stored_tiles
-from app.kernels.moe.tiles import (
-    Fp8LayerTiles,
-    LayerTiles,
-    fp8_layer_tiles,
-    layer_tiles,
-    may_be_wide,
-    stored_layer_tiles,
-)
+from app.kernels.moe.tiles import Fp8LayerTiles, LayerTiles, tiles_for
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_fp8 import Fp8Product, RoundedRows, down_product, gate_up_product
 from app.kernels.moe.triton_gate import gate, route
@@ -58,18 +51,6 @@ def _readable(
     return plain_experts(weight, dtype) if stored is None else stored
 
 
-def _tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.dtype) -> LayerTiles | Fp8LayerTiles:
-    if fp8_tiles(weights.gate_up) is not None and fp8_tiles(weights.down) is not None:
-        fp8 = fp8_layer_tiles(ids, weights.down.shape[0], weights.activation, dtype)
-        if fp8 is not None:
-            return fp8
-    gate_up, down = stored_tiles(weights.gate_up), stored_tiles(weights.down)
-    num_experts, is_wide = weights.down.shape[0], may_be_wide(ids.device, weights)
-    if gate_up is None and down is None:
-        return layer_tiles(ids.numel(), num_experts, dtype, is_wide=is_wide)
-    return stored_layer_tiles(ids, num_experts, gate_up, down, dtype, is_wide=is_wide)
-
-
 def _rounded_experts(x: Activations, routing: Routing, weights: ExpertWeights, tiles: Fp8LayerTiles) -> torch.Tensor:
     """The rows of `experts` with activations in e4m3: x is rounded before its rows are gathered."""
     gate_up, down = fp8_tiles(weights.gate_up), fp8_tiles(weights.down)
@@ -93,7 +74,7 @@ def experts(
     if ids.numel() == 0:
         return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
     num_experts = weights.down.shape[0]
-    tiles = tiles or _tiles(ids, weights, rows.dtype)
+    tiles = tiles or tiles_for(ids, weights, rows.dtype)
     if isinstance(tiles, Fp8LayerTiles):
         rows = _rounded_experts(x, routing, weights, tiles)
         return SummedRows(rows, routing, is_weighed=weights.weighs_input)

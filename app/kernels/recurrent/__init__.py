@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 from app.platforms.to_device import to_device
 
 CHUNK = 64  # tokens that a scan takes at a time
@@ -171,8 +171,6 @@ class RecurrentOps:
 
 RECURRENT_OPS: KernelTable[RecurrentOps] = KernelTable(
     "recurrent layers",
-    {
-        "torch": "app.kernels.recurrent.torch_ops:OPS",
-        "triton": "app.kernels.recurrent.triton_ops:OPS",
-    },
+    Candidate("app.kernels.recurrent.triton_ops:OPS", TRITON),
+    Candidate("app.kernels.recurrent.torch_ops:OPS"),
 )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,8 +100,6 @@ class BeginStep(Protocol):
 
 BEGIN_STEP: KernelTable[BeginStep] = KernelTable(
     "begin_step",
-    {
-        "torch": "app.kernels.rows.reference:begin_step",
-        "triton": "app.kernels.rows.triton_ops:begin_step",
-    },
+    Candidate("app.kernels.rows.triton_ops:begin_step", TRITON),
+    Candidate("app.kernels.rows.reference:begin_step"),
 )

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from app.kernels.kernel_table import KernelTable
+from app.kernels.kernel_table import TRITON, Candidate, KernelTable
 from app.kernels.sampling.philox import uniform
 from app.kernels.sampling.reference import apply_min_p, apply_top_k_top_p
 
@@ -81,24 +81,18 @@ class TokenMasks(Protocol):
 
 GUMBEL_ARGMAX: KernelTable[GumbelArgmax] = KernelTable(
     "gumbel_argmax",
-    {
-        "torch": "app.kernels.sampling.reference:gumbel_argmax",
-        "triton": "app.kernels.sampling.triton_ops:gumbel_argmax",
-    },
+    Candidate("app.kernels.sampling.triton_ops:gumbel_argmax", TRITON),
+    Candidate("app.kernels.sampling.reference:gumbel_argmax"),
 )
 
 SAMPLE_TOKENS: KernelTable[SampleTokens] = KernelTable(
     "sample_tokens",
-    {
-        "torch": "app.kernels.sampling.reference:sample_tokens",
-        "triton": "app.kernels.sampling.triton_sample:sample_tokens",
-    },
+    Candidate("app.kernels.sampling.triton_sample:sample_tokens", TRITON),
+    Candidate("app.kernels.sampling.reference:sample_tokens"),
 )
 
 TOKEN_MASKS: KernelTable[TokenMasks] = KernelTable(
     "apply_token_masks",
-    {
-        "torch": "app.kernels.sampling.token_masks:apply_token_masks",
-        "triton": "app.kernels.sampling.triton_token_masks:apply_token_masks",
-    },
+    Candidate("app.kernels.sampling.triton_token_masks:apply_token_masks", TRITON),
+    Candidate("app.kernels.sampling.token_masks:apply_token_masks"),
 )

@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from app.kernels.attention import KV_FP8, AttentionOps, gluon_prefill, reference, triton_ops, triton_splits
+from app.kernels.attention import (
+    KV_FP8,
+    AttentionOps,
+    AttentionOptions,
+    gluon_prefill,
+    reference,
+    triton_ops,
+    triton_splits,
+)
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
 
@@ -90,11 +98,11 @@ def test_splits_merge(monkeypatch: pytest.MonkeyPatch, is_static: bool) -> None:
     check(triton_ops.OPS, dataclasses.replace(batch, meta=meta))
 
 
-def test_gluon_refuses_a_quantized_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
+def test_gluon_refuses_a_quantized_cache() -> None:
     plain = make_batch([(70, 70)], num_heads=2, num_kv_heads=1, head_dim=64, dtype=torch.float16, device=DEVICE)
-    assert gluon_prefill.serves(plain.query, plain.kv_cache, None, None)
-    assert not gluon_prefill.serves(plain.query, quantized(plain, scales_of(1)).kv_cache, None, None)
+    options = AttentionOptions(1.0)
+    assert gluon_prefill.serves(plain.query, plain.kv_cache, options)
+    assert not gluon_prefill.serves(plain.query, quantized(plain, scales_of(1)).kv_cache, options)
 
 
 @pytest.mark.usefixtures("rounding_e4m3")

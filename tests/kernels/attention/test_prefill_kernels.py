@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -9,18 +10,19 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from app.kernels import launch
-from app.kernels.attention import HeadBias, gluon_prefill, triton_prefill
-from app.kernels.attention.triton_ops import OPS
-from app.platforms.rocm import Rocm
+from app.kernels.attention import AttentionOptions, HeadBias, gluon_prefill, triton_prefill
+from app.kernels.attention.triton_ops import OPS, PREFILL
+from app.kernels.kernel_table import HOPPER
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
+from tests.kernels.stub_gpu import as_on
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-ON_HOPPER = gluon_prefill.is_hopper(torch.device("cuda", 0) if ON_GPU else torch.device("cpu"))
+ON_HOPPER = ON_GPU and HOPPER.are_met(torch.device("cuda", 0))
 on_hopper = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 LENS = [(1, 9), (1, 70), (5, 5), (70, 70), (3, 130), (33, 64)]
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
+PLAIN = AttentionOptions(1.0)
 
 
 def error_of(out: torch.Tensor, batch: Batch, sliding_window: int | None = None, bias: HeadBias | None = None) -> float:
@@ -40,9 +42,10 @@ def error_of(out: torch.Tensor, batch: Batch, sliding_window: int | None = None,
 def test_gluon(block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
     batch = make_batch([*LENS, (129, 129), (200, 457)], dtype=dtype, device=DEVICE, **shape)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None)
+    options = AttentionOptions(head_dim**-0.5)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, options)
     out = torch.full_like(batch.query, float("nan"))
-    gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5)
+    gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, options)
     assert error_of(out, batch) < TOLERANCE[dtype]
     assert bool(out[: batch.meta.num_decodes].isnan().all()), "decodes are not this kernel's"
 
@@ -67,11 +70,10 @@ def test_gluon_with_windows_and_sinks(
             gone = max(0, seq_len - num_query - window + 1) // block_size
             batch.kv_cache[table[:gone].long()] = float("nan")
     bias = HeadBias(sinks=sinks)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, 1024, None, bias)
+    options = AttentionOptions(head_dim**-0.5, window, bias=bias)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, replace(options, sliding_window=1024))
     out = torch.full_like(batch.query, float("nan"))
-    gluon_prefill.prefill(
-        batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5, sliding_window=window, sinks=sinks
-    )
+    gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, options)
     assert error_of(out, truth, window, bias) < TOLERANCE[torch.bfloat16]
 
 
@@ -90,7 +92,7 @@ def test_both_groups_hide_what_lies_on_both_sides_of_one_tile(head_dim: int, num
     for _ in range(200):
         flush.zero_()
         out = torch.zeros_like(batch.query)
-        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, scale=head_dim**-0.5, sliding_window=3)
+        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, AttentionOptions(head_dim**-0.5, 3))
         wrong += out.isnan().sum()
     assert int(wrong) == 0
 
@@ -103,7 +105,7 @@ def test_model_sized_chunk_on_the_gpu(num_cached: int, block_size: int) -> None:
     shape = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": block_size}
     batch = make_batch([(1024, 1024 + num_cached)], dtype=torch.bfloat16, device=DEVICE, **shape)
     OPS.prepare(batch.meta, num_heads=32, num_kv_heads=8, head_dim=128, block_size=block_size)
-    with mock.patch.object(triton_prefill, "prefill", side_effect=AssertionError("the paged kernel ran")):
+    with mock.patch.object(triton_prefill, "serves", side_effect=AssertionError("the paged kernel ran")):
         out = OPS.paged_attention(batch.query, batch.kv_cache, batch.meta, scale=128**-0.5)
     assert error_of(out, batch) < TOLERANCE[torch.bfloat16]
 
@@ -115,7 +117,8 @@ def test_one_binary_serves_all_steps() -> None:
 
     def prefill(lens: list[tuple[int, int]]) -> None:
         batch = make_batch(lens, num_heads=8, num_kv_heads=2, head_dim=128, dtype=torch.bfloat16, device=DEVICE)
-        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, torch.empty_like(batch.query), scale=128**-0.5)
+        out = torch.empty_like(batch.query)
+        gluon_prefill.prefill(batch.query, batch.kv_cache, batch.meta, out, AttentionOptions(128**-0.5))
 
     prefill([(64, 64)])
     with mock.patch.object(JITFunction, "_do_compile", side_effect=AssertionError("compiled again")):
@@ -126,44 +129,32 @@ def test_one_binary_serves_all_steps() -> None:
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
-        ({}, (None, None, HeadBias(slopes=torch.zeros(4)))),
-        ({}, (None, 30.0)),
-        ({}, (128, None)),  # heads of 64: the other kernel is faster
-        ({"dtype": torch.float32}, (None, None)),
-        ({"head_dim": 80}, (None, None)),
-        ({"num_heads": 65, "num_kv_heads": 1}, (None, None)),
+        ({}, AttentionOptions(1.0, bias=HeadBias(slopes=torch.zeros(4)))),
+        ({}, AttentionOptions(1.0, soft_cap=30.0)),
+        ({}, AttentionOptions(1.0, 128)),  # heads of 64: the other kernel is faster
+        ({"dtype": torch.float32}, PLAIN),
+        ({"head_dim": 80}, PLAIN),
+        ({"num_heads": 65, "num_kv_heads": 1}, PLAIN),
     ],
 )
-def test_gluon_refuses_what_its_kernel_lacks(
-    changes: dict[str, object], options: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
+def test_gluon_refuses_what_its_kernel_lacks(changes: dict[str, Any], options: AttentionOptions) -> None:
     shape = {"head_dim": 64, "dtype": torch.float16, **changes}
     batch = make_batch(LENS, device=DEVICE, **shape)
-    assert not gluon_prefill.serves(batch.query, batch.kv_cache, *options)
+    assert not gluon_prefill.serves(batch.query, batch.kv_cache, options)
 
 
-def test_gluon_refuses_a_cache_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gluon_refuses_a_cache_with_gaps() -> None:
     """Its descriptor takes the cache for rows that follow each other."""
-    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: True)
     batch = make_batch(LENS, num_heads=64, num_kv_heads=1, head_dim=64, dtype=torch.float16, device=DEVICE)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None)
+    assert gluon_prefill.serves(batch.query, batch.kv_cache, PLAIN)
     with_gaps = torch.cat((batch.kv_cache, batch.kv_cache), dim=2)[:, :, :1]
     assert torch.equal(with_gaps.nan_to_num(), batch.kv_cache.nan_to_num())
-    assert not gluon_prefill.serves(batch.query, with_gaps, None, None)
+    assert not gluon_prefill.serves(batch.query, with_gaps, PLAIN)
 
 
-@pytest.mark.parametrize(
-    ("capability", "is_served"), [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)]
-)
-def test_gluon_serves_on_hopper_alone(
-    capability: tuple[int, int], is_served: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_hopper = gluon_prefill.is_hopper.__wrapped__  # which remembers no GPU
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(gluon_prefill, "is_hopper", lambda device: is_hopper(torch.device("cuda", 0)))
-    batch = make_batch(LENS, head_dim=64, dtype=torch.float16, device=DEVICE)
-    assert gluon_prefill.serves(batch.query, batch.kv_cache, None, None) is is_served
-    assert not is_hopper(torch.device("cpu"))
-    monkeypatch.setattr(launch, "platform_of", lambda device: Rocm())
-    assert not gluon_prefill.serves(batch.query, batch.kv_cache, None, None)
+@pytest.mark.parametrize("generation", [0, 8, 9, 10, 12])
+def test_gluon_serves_on_hopper_alone(generation: int) -> None:
+    with as_on(generation):
+        kernels = PREFILL.all_on(torch.device("cpu"))
+    assert (gluon_prefill.KERNEL in kernels) == (generation == 9)
+    assert kernels[-1] is triton_prefill.KERNEL

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from app.kernels.fused import (
-    FUSED_OPS,
     FusedOps,
     GatedActivation,
     HeadNorm,
@@ -271,12 +270,6 @@ def test_rotate_and_write_latent_to_a_quantized_cache(ops: FusedOps) -> None:
     assert float(rounded.abs().max()) == 448
     assert (cache.double() == rounded).double().mean() > 0.995
     torch.testing.assert_close(cache.double(), rounded, rtol=0.13, atol=2.0**-9)
-
-
-def test_table_names_both_devices() -> None:
-    assert FUSED_OPS.load("torch") is reference.OPS
-    assert FUSED_OPS.load("triton") is triton_ops.OPS
-    assert FUSED_OPS.on(torch.device("meta")) is reference.OPS
 
 
 @pytest.mark.gpu

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from app.config.engine import EngineConfig
-from app.kernels import kernel_table
 from app.kernels.fused import triton_ops as fused_kernels
 from app.kernels.gemm import (
     PackedWeight,
@@ -19,13 +17,11 @@ from app.kernels.gemm import (
     gluon_packed,
     gluon_wide,
     lookup,
-    tiled,
     triton_dequantize,
     triton_int8,
     triton_packed,
     triton_packed_ops,
     triton_quantize,
-    triton_quantized,
     triton_small,
     wide,
 )
@@ -36,6 +32,7 @@ from app.kernels.gemm.stored import Form, StoredTiles, bits_of, block_for
 from app.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
 from app.worker.warmup.plan import generation_plan
 from tests.kernels.noted_launches import as_compiled, noted_launches
+from tests.kernels.stub_gpu import as_on
 
 KERNELS = (
     fused_kernels, gluon_int8, gluon_packed, gluon_wide, triton_dequantize, triton_int8, triton_packed, triton_quantize,
@@ -84,7 +81,7 @@ FORMS: dict[str, Callable[[int, int], PackedWeight]] = {
 
 
 @pytest.fixture
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The modules' kernels, as Triton compiles them for an H200; what libraries would multiply takes no time."""
     made = {}
     for module in (*KERNELS, wide, triton_packed_ops):
@@ -92,20 +89,19 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             if name.endswith("_kernel"):
                 made.setdefault(name, as_compiled(kernel))
                 monkeypatch.setattr(module, name, made[name])
-    answers = {"nvidia_generation": 9, "multiprocessors": MULTIPROCESSORS, "shared_memory": SHARED_BYTES}
-    for module in (wide, triton_packed_ops, triton_quantized, triton_small, gluon_int8, triton_quantize):
+    answers = {"multiprocessors": MULTIPROCESSORS, "shared_memory": SHARED_BYTES}
+    for module in (wide, triton_packed_ops, triton_small, gluon_int8, triton_quantize):
         for name, answer in answers.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda _, answer=answer: answer)
-    gpu = SimpleNamespace(kernels="triton", has_fp8_products=True, runtime=None)
-    for module in (kernel_table, tiled, triton_quantized):
-        monkeypatch.setattr(module, "platform_of", lambda _: gpu)
     monkeypatch.setattr(torch, "mm", lambda *_, out: out)
 
     def product(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype, **_: object) -> torch.Tensor:
         return torch.empty(len(x), weight.shape[1], dtype=out_dtype)
 
     monkeypatch.setattr(torch, "_scaled_mm", product)
+    with as_on(9):
+        yield
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")

@@ -13,23 +13,21 @@ from app.kernels.gemm.reference import linear
 from tests.kernels.instruction_sets import why_it_lacks
 
 CPU = torch.device("cpu")
-needs_onednn = pytest.mark.skipif(
-    not onednn.KERNEL.serves(torch.float32, CPU), reason="this build of PyTorch has no oneDNN"
-)
+needs_onednn = pytest.mark.skipif(not onednn.works(torch.float32), reason="this build of PyTorch has no oneDNN")
 
 
 @pytest.fixture
 def fresh_probe() -> Iterator[None]:
-    onednn._works.cache_clear()
+    onednn.works.cache_clear()
     yield
-    onednn._works.cache_clear()
+    onednn.works.cache_clear()
 
 
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(0, 512, 512), (1, 640, 513), (8, 512, 512), (65, 333, 801)])
 def test_equals_the_product_in_double_precision(dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
-    if not onednn.KERNEL.serves(dtype, CPU):
+    if not onednn.works(dtype):
         pytest.skip(why_it_lacks(f"oneDNN for {dtype}"))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(outer, inner, generator=generator).to(dtype)
@@ -63,7 +61,7 @@ def test_small_weights_stay_plain() -> None:
 def test_devices_and_types_without_a_kernel_stay_plain() -> None:
     assert pack_weight(torch.zeros(1024, 1024, dtype=torch.float16)) is None
     assert pack_weight(torch.zeros(1024, 1024, device="meta")) is None
-    assert all(not GEMM_KERNELS.load(name).serves(torch.float32, torch.device("cuda")) for name in GEMM_KERNELS)
+    assert GEMM_KERNELS.all_on(torch.device("cuda")) == ()
 
 
 @pytest.mark.parametrize("failure", ["raises", "wrong"])

@@ -14,7 +14,7 @@ from app.kernels.gemm.triton_dequantize import dequantized
 from app.kernels.gemm.triton_packed_ops import PackedTile, StreamedTile, packed_linear, tile_for
 from app.kernels.gemm.triton_small import arrival_counters
 from app.kernels.gemm.wide import WideTile, serves, wide_tile
-from app.kernels.launch import nvidia_generation
+from app.kernels.kernel_table import HOPPER
 from tests.kernels.gemm.tiled_weights import KINDS, Made
 
 ON_GPU = torch.cuda.is_available()
@@ -26,7 +26,7 @@ EPS = 1e-5
 TILES = {"triton": (PackedTile(64 if ON_GPU else 32, splits=2), PackedTile(64 if ON_GPU else 32))} | (
     {"gluon": (StreamedTile(32, 8, 4), StreamedTile(64, 4, 1, 16, 2))} if ON_GPU else {}
 )
-IS_HOPPER = ON_GPU and nvidia_generation(torch.device("cuda")) == 9
+IS_HOPPER = ON_GPU and HOPPER.are_met(torch.device("cuda"))
 if IS_HOPPER:
     TILES["wide"] = (WideTile(64, 3, splits=2), WideTile(128, 3))
 READ = [name for name in KINDS if "24" not in name and "order" not in name]  # by kernels

@@ -1,4 +1,4 @@
-"""Products of many rows with quantized activations on a GPU; elsewhere the same functions make plain ones."""
+"""Products of many rows with quantized activations on a GPU, of which the weights choose; elsewhere plain ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int8_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def product(weight: TiledWeight, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """By the function of its kind."""
-    if isinstance(weight, Fp8Weight):
-        return ours.fp8_linear(x, weight, bias)
-    if isinstance(weight, Int8Weight):
-        return ours.int8_linear(x, weight, bias)
-    assert isinstance(weight, Fp8BlockWeight)
-    return ours.fp8_block_linear(x, weight, bias)
 
 
 MAKE: dict[type[TiledWeight], Callable[[torch.Tensor], PackedWeight | None]] = {
@@ -53,7 +43,7 @@ def test_against_float64(kind: type[TiledWeight], rows: int, columns: int, size:
     x = (torch.randn(rows, size) * torch.logspace(-2, 2, rows)[:, None]).to(DEVICE, torch.bfloat16)
     bias = torch.randn(columns).to(DEVICE, torch.bfloat16)
     truth = x.double() @ weight.dequantize().double().T + bias.double()
-    out = product(weight, x, bias).double()
+    out = weight.linear(x, bias).double()
     assert out.shape == truth.shape
     errors = (out - truth).norm(dim=1) / truth.norm(dim=1)  # of each row: it has scales of its own
     assert float(errors.max()) < (0.03 if kind is Int8Weight else 0.06)
@@ -64,17 +54,14 @@ def test_a_zero_of_activations_is_taken_away() -> None:
     packed = Int8Weight.of(weight, torch.ones(64, 1, device=DEVICE), *torch.tensor([0.02, -50.0], device=DEVICE))
     x = torch.rand(70, 256).to(DEVICE, torch.bfloat16) * 3
     truth = x.double() @ weight.double().T
-    out = product(packed, x, torch.zeros(64, device=DEVICE, dtype=x.dtype)).double()
+    out = packed.linear(x, torch.zeros(64, device=DEVICE, dtype=x.dtype)).double()
     assert float((out - truth).norm() / truth.norm()) < 0.02
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(128, False), (384, False), (512, True), (640, False), (4096, True)])
-def test_rows_of_scales_that_would_be_padded_go_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, size: int, is_taken: bool
-) -> None:
-    monkeypatch.setattr(ours, "nvidia_generation", lambda device: 9)
+def test_rows_of_scales_that_would_be_padded_go_elsewhere(size: int, is_taken: bool) -> None:
     weight = MAKE[Fp8BlockWeight](torch.ones(256, size))
     assert isinstance(weight, Fp8BlockWeight)
-    assert ours._cublas_takes(weight, torch.device("cpu")) == is_taken
+    assert ours._cublas_takes(weight) == is_taken
     assert weight.scales.is_contiguous()
     assert (weight.scales.shape[1] == -(-size // 128)) == is_taken

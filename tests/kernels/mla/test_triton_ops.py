@@ -12,17 +12,9 @@ import torch
 
 from app.backends import ATTENTION_BACKENDS
 from app.errors import ConfigError
-from app.kernels.mla import (
-    gluon_attend,
-    gluon_expanded,
-    gluon_few_fp8,
-    gluon_few_rows,
-    mla_ops,
-    triton_attend,
-    triton_expanded,
-    triton_ops,
-)
-from app.kernels.mla.triton_ops import OPS
+from app.kernels.kernel_table import HOPPER
+from app.kernels.mla import gluon_few_fp8, gluon_few_rows, mla_ops, triton_attend, triton_ops
+from app.kernels.mla.triton_ops import ATTEND, ATTEND_CHUNK, OPS
 from app.kernels.mla.triton_schedule import AttendTile, Partials, deal, most_jobs
 from tests.kernels.mla.cases import DEEPSEEK, SCALE, Sizes, Step, make_step
 
@@ -192,30 +184,25 @@ def test_few_rows_on_the_gpu(heads: int, is_fp8: bool) -> None:
     cut = [(1, 1), (1, 3001), (1, 700), (1, 64)]
     for lens in (cut, [(1, 5000)], [(1, 65)] * 300, [(1, 900)] * 128, [(16 // heads, 500), (1, 40)]):
         step = make_step(lens, sizes, dtype=torch.bfloat16, is_fp8=is_fp8, device=DEVICE)
-        with mock.patch.object(module, "attend", few):
+        kernels = [replace(one, run=few) if one is module.KERNEL else one for one in ATTEND.all_on(step.query.device)]
+        with mock.patch.object(ATTEND, "all_on", return_value=kernels):
             check(step, step.values(absorbed(step)))
-    assert few.call_count == (5 if gluon_expanded.is_hopper(step.query.device) else 0)
+    assert few.call_count == (5 if HOPPER.are_met(step.query.device) else 0)
 
 
 @pytest.mark.gpu
 def test_gluon_and_triton_agree_on_the_gpu() -> None:
     """Gluon runs where it serves, and what it does is what Triton's kernels do."""
     step = make_step(GPU_LENS, DEEPSEEK, dtype=torch.bfloat16, device=DEVICE)
-    if not gluon_expanded.is_hopper(step.query.device):
+    if not HOPPER.are_met(step.query.device):
         pytest.skip("needs a Hopper GPU")
-    stop = AssertionError("Triton's kernel ran")
-    with (
-        mock.patch.object(triton_attend, "attend", side_effect=stop),
-        mock.patch.object(triton_expanded, "attend_chunk", side_effect=stop),
-    ):
-        check(step, step.values(absorbed(step)))
-        check(step, expanded(step, 700))
-    with (
-        mock.patch.object(gluon_attend, "serves", return_value=False),
-        mock.patch.object(gluon_expanded, "serves", return_value=False),
-    ):
-        check(step, step.values(absorbed(step)))
-        check(step, expanded(step, 700))
+    for some in (slice(0, -1), slice(-1, None)):  # all but Triton's, which is the last, and that alone
+        with (
+            mock.patch.object(ATTEND, "all_on", return_value=ATTEND.all_on(step.query.device)[some]),
+            mock.patch.object(ATTEND_CHUNK, "all_on", return_value=ATTEND_CHUNK.all_on(step.query.device)[some]),
+        ):
+            check(step, step.values(absorbed(step)))
+            check(step, expanded(step, 700))
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from app.kernels.moe import (
     RoutingRule,
     gluon_fp8,
     gluon_wide,
-    tiles,
     triton_few,
     triton_fp8,
     triton_gate,
@@ -33,6 +33,7 @@ from app.kernels.moe.stacked import StackedExperts
 from app.worker.graphs.cuda_graphs import graph_sizes, telling_sizes
 from app.worker.warmup.plan import compiled_steps
 from tests.kernels.noted_launches import as_compiled, noted_launches
+from tests.kernels.stub_gpu import as_on
 
 SIZE, WIDTH = 512, 128
 MODELS = {
@@ -54,14 +55,15 @@ ROUNDED = ("qwen3-moe", "deepseek-v3")
 
 
 @pytest.fixture
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The modules' kernels, as Triton compiles them."""
     modules = triton_few, triton_fp8, triton_gate, triton_grouped, triton_sort, triton_stored, triton_sum
     for module in (*modules, gluon_fp8, gluon_wide, triton_quantize):
         for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, as_compiled(kernel))
-    monkeypatch.setattr(tiles, "nvidia_generation", lambda _: 9)
+    with as_on(9):
+        yield
 
 
 def in_4_bits(num_experts: int, num_rows: int, size: int) -> StackedExperts:

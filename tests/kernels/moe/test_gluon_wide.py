@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
-from app.kernels.launch import nvidia_generation
+from app.kernels.kernel_table import HOPPER
 from app.kernels.moe import GLU, ExpertWeights, triton_ops
-from app.kernels.moe.tiles import WIDE, WIDE_ROWS, layer_tiles, may_be_wide
+from app.kernels.moe.tiles import WIDE, WIDE_ROWS, tiles_for
 from tests.kernels.moe.cases import GLUS, make_case
 from tests.kernels.moe.test_triton_ops import check
+from tests.kernels.stub_gpu import as_on
 
 ON_GPU = torch.cuda.is_available()
-ON_HOPPER = nvidia_generation(torch.device("cuda", 0) if ON_GPU else torch.device("cpu")) == 9
+ON_HOPPER = ON_GPU and HOPPER.are_met(torch.device("cuda", 0))
 on_hopper = pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -54,20 +57,17 @@ def test_the_same_bits_again_and_again() -> None:
         assert torch.equal(triton_ops.experts(given.x, given.routing, given.weights, WIDE).materialize(), first)
 
 
-@pytest.mark.gpu
-@on_hopper
-def test_chosen_for_many_pairs() -> None:
-    device = torch.device("cuda", 0)
-    for sizes, function, serves in (((64, 128), "silu", True), ((72, 128), "silu", False), ((64, 128), "gelu", False)):
-        weights = ExpertWeights(torch.empty(2, 2 * sizes[1], sizes[0]), torch.empty(2, *sizes), GLU(function))
-        assert may_be_wide(device, weights) == serves
-
-
-def test_for_so_many_pairs_an_expert() -> None:
-    many = WIDE_ROWS * 16  # more than are looked for unsorted
-    assert layer_tiles(many, 16, torch.bfloat16, is_wide=True) is WIDE
-    for other in (
-        layer_tiles(many - 1, 16, torch.bfloat16, is_wide=True), layer_tiles(many, 16, torch.bfloat16),
-        layer_tiles(many, 16, torch.float32, is_wide=True),
-    ):  # fmt: skip
-        assert other is not WIDE
+@pytest.mark.parametrize(
+    ("hidden", "function", "serves"), [(64, "silu", True), (72, "silu", False), (64, "gelu", False)]
+)
+def test_chosen_for_many_pairs(hidden: int, function: Literal["silu", "gelu"], serves: bool) -> None:
+    """On a Hopper alone, and in 16 bits."""
+    weights = ExpertWeights(torch.empty(16, 256, hidden), torch.empty(16, hidden, 128), GLU(function))
+    many, few = (torch.empty(pairs, 1, dtype=torch.int32) for pairs in (WIDE_ROWS * 16, WIDE_ROWS * 16 - 1))
+    with as_on(9):
+        assert (tiles_for(many, weights, torch.bfloat16) is WIDE) == serves
+        assert tiles_for(few, weights, torch.bfloat16) is not WIDE
+        assert tiles_for(many, weights, torch.float32) is not WIDE
+    for generation in (0, 8, 10):
+        with as_on(generation):
+            assert tiles_for(many, weights, torch.bfloat16) is not WIDE

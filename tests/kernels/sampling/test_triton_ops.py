@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from app.kernels.sampling import GUMBEL_ARGMAX, reference, triton_ops, uniform
+from app.kernels.sampling import reference, triton_ops, uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,11 +41,6 @@ def test_purpose_and_row_stride() -> None:
     assert torch.equal(sampled, reference.gumbel_argmax(logits.contiguous(), keys, positions, purpose=5))
     assert not torch.equal(sampled, triton_ops.gumbel_argmax(logits, keys, positions))
     assert triton_ops.gumbel_argmax(logits[:0], keys[:0], positions[:0]).shape == (0,)
-
-
-def test_table_names_both_devices() -> None:
-    assert GUMBEL_ARGMAX.load("torch") is reference.gumbel_argmax
-    assert GUMBEL_ARGMAX.load("triton") is triton_ops.gumbel_argmax
 
 
 @pytest.mark.gpu

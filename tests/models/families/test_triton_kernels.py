@@ -12,6 +12,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
+from app.kernels.fused import triton_ops as fused_kernels
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
 from app.layers.context import BuildContext, ForwardContext
 from app.loading.loader import load_model
@@ -58,7 +59,7 @@ def empty_caches(model: CausalLM) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUSED_OPS._table, "torch", "app.kernels.fused.triton_ops:OPS")
+    monkeypatch.setattr(FUSED_OPS, "on", lambda _: fused_kernels.OPS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None
 @torch.inference_mode()
 def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
-    monkeypatch.setitem(LINEAR_OPS._table, "torch", "app.kernels.gemm.triton_small:OPS")
+    monkeypatch.setattr(LINEAR_OPS, "on", lambda _: triton_small.OPS)
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)

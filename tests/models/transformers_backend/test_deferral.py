@@ -13,6 +13,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import triton_ops
 from app.kernels.fused import FUSED_OPS
+from app.kernels.fused import triton_ops as fused_kernels
 from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
 from app.layers.context import BuildContext
 from app.loading.loader import load_model
@@ -35,13 +36,13 @@ def model_of(family: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
 
 @pytest.fixture
 def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUSED_OPS._table, "torch", "app.kernels.fused.triton_ops:OPS")
+    monkeypatch.setattr(FUSED_OPS, "on", lambda _: fused_kernels.OPS)
 
 
 @pytest.mark.usefixtures("_triton_everywhere")
 @torch.inference_mode()
 def test_products_of_few_rows_take_sums_and_norms_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LINEAR_OPS._table, "torch", "app.kernels.gemm.triton_small:OPS")
+    monkeypatch.setattr(LINEAR_OPS, "on", lambda _: triton_small.OPS)
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
