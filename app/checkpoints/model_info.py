@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from app.backends import MODEL_CONFIGS
+from app.checkpoints.config_names import overridden, with_common_names
 from app.checkpoints.encoder_types import ENCODER_TYPES
 from app.checkpoints.fields.kinds import check, expect, token_ids, whole
 from app.checkpoints.gguf.description import describe
@@ -38,6 +40,10 @@ _OTHER_NAMES = {
 # Types without attention, of which config.json says neither heads nor a context.
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 _ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bounds
+# Models whose feed-forward layers are four times as wide as hidden states where config.json says nothing: by their type
+# (of Nemotron's each layer tells its own width), and by fields that they have.
+_WIDENED, _WIDENED_BY = ("bloom", "gpt_neo", "mpt", "nemotron-nas"), ("n_embd", "multi_query")
+_GENERATING = ("LMHeadModel", "ChatGLMModel")  # language models whose names end like those of models without a head
 # What a family calls a size where the common name says something else.
 _OWN_NAMES = {"longcat_flash": {"num_hidden_layers": "num_layers"}}
 _CACHES = {"longcat_flash": 2}  # of a layer; others have one
@@ -52,7 +58,10 @@ _CHUNKED = ("llama4", "llama4_text")
 _NESTED = ("text_config", "rope_parameters", "rope_scaling")
 # Which a model may give layer by layer (Hunyuan): the same for all is one number, what differs is refused as none.
 _BY_LAYER = ("moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert")
-_PARTS = {"dbrx": ("attn_config", "ffn_config")}  # which hold numbers of the model, by model type
+_PARTS = {
+    "dbrx": ("attn_config", "ffn_config"),
+    "mpt": ("attn_config",),
+}  # which hold numbers of the model, by model type
 
 # What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -135,17 +144,25 @@ class ModelInfo:
     @classmethod
     def of(cls, config: EngineConfig) -> ModelInfo:
         """The description of a configuration's model; CheckpointError says why there is none."""
-        info = cls.from_directory(config.model, config.revision, config.download_dir)
+        info = cls.from_directory(config.model, config.revision, config.download_dir, config.hf_overrides)
         fields = info.hf_config
         if config.language_model_only:  # what sees is as if it were not there
             fields = {name: value for name, value in fields.items() if name != "vision_config"}
         return replace(info, impl=config.model_impl, hf_config=fields)
 
     @classmethod
-    def from_directory(cls, model: str, revision: str | None = None, download_dir: str | None = None) -> ModelInfo:
-        """Read a model's description; CheckpointError names an unreadable file."""
+    def from_directory(
+        cls,
+        model: str,
+        revision: str | None = None,
+        download_dir: str | None = None,
+        overrides: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ModelInfo:
+        """Read a model's description, with `overrides` laid over its config.json; CheckpointError names an unreadable
+        file."""
         path = resolve_model(model, revision, download_dir)
-        config = _text_part(_without_nulls(_translated(read_object(path / "config.json"))))
+        read = overridden(read_object(path / "config.json"), overrides)
+        config = _text_part(_without_nulls(with_common_names(_translated(read))))
         return cls(path, config, read_object(path / GENERATION_FILE, optional=True))
 
     @property
@@ -168,10 +185,10 @@ class ModelInfo:
 
     @property
     def intermediate_size(self) -> int:
-        """Width of the feed-forward layers; GPT-2 and Falcon may leave it out and mean four times the hidden size."""
+        """Width of the feed-forward layers; GPT-2 and its kin may leave it out and mean four times the hidden size."""
         if not self.attends:
             return int(self._find("intermediate_size") or int(self.hf_config.get("expand", 2)) * self.hidden_size)
-        if not self.hf_config.keys().isdisjoint(("n_embd", "multi_query")):
+        if str(self.hf_config.get("model_type")) in _WIDENED or not self.hf_config.keys().isdisjoint(_WIDENED_BY):
             return int(self._find("intermediate_size") or 4 * self.hidden_size)
         return int(self._size("intermediate_size"))
 
@@ -225,6 +242,8 @@ class ModelInfo:
         length = int(self._find("max_position_embeddings") or default) - self.position_offset
         if self.attention_chunk is not None:
             length = min(length, self.attention_chunk)
+        if str(self.hf_config.get("model_type")) == "doge":  # further away, a choice of keys would count
+            length = min(length, int(self.hf_config.get("keep_window_size", 2048)))
         file = self.directory / "sentence_bert_config.json"
         trained = read_object(file, optional=True)
         check(trained, {"max_seq_length": whole(0, 1 << 30)}, str(file))
@@ -262,7 +281,7 @@ class ModelInfo:
         if not self.is_causal or (self.directory / "modules.json").is_file():
             return "pooling"
         architecture = str((self.hf_config.get("architectures") or [""])[0])
-        if architecture.endswith("LMHeadModel"):  # as GPT2LMHeadModel: a language model of an older name
+        if architecture.endswith(_GENERATING):
             return "generate"
         return "pooling" if architecture.endswith(("Model", "ForSequenceClassification")) else "generate"
 

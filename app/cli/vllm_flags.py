@@ -292,7 +292,7 @@ INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("--hf-overrides", "--hf-config-path", "--quantization-config", "--allow-deprecated-quantization"),
+            *("--hf-config-path", "--quantization-config", "--allow-deprecated-quantization"),
             *("--override-generation-config", "--pooler-config", "--convert", "--code-revision"),
         ),
         _CHECKPOINT,

@@ -62,6 +62,12 @@ class EngineConfig(Frozen):
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="Whose modules: Manta's, or Hugging Face transformers'. `auto`: Manta's where it has them."
     )
+    hf_overrides: dict[str, Any] = Field(
+        {},
+        max_length=64,
+        description="Fields laid over the model's config.json, as {architectures: [Qwen3ForSequenceClassification]}; "
+        "of an object, those that are named. Manta's own modules only.",
+    )
     runner: Literal["auto", "generate", "pooling"] = Field(
         "auto",
         description="What the model is run for: to generate text, or for embeddings, scores and classes. `auto`: "

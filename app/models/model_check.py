@@ -52,6 +52,11 @@ def check_model(config: EngineConfig) -> ModelInfo:
             f"max_model_len to {most} or less",
             param="max_model_len",
         )
+    if config.hf_overrides and not (pools or runs_natively(info)):
+        raise ConfigError(
+            "hf_overrides: transformers reads config.json by itself; change the file, or use model_impl=native",
+            param="hf_overrides",
+        )
     if pools or runs_natively(info):
         check_parallel_sizes(config, info)
     else:

@@ -32,7 +32,7 @@ def check_weights(core: EngineCore, path: str) -> str:
         raise CheckpointError(
             f"path: {path[:256]!r} is not the absolute path of a directory on this node", param="path"
         )
-    info = ModelInfo.from_directory(path)
+    info = ModelInfo.from_directory(path, overrides=core.config.hf_overrides)
     _same_model(core.info, info)
     core.call_workers("check_weights", path)
     return model_revision(info, core.config)
