@@ -78,7 +78,10 @@ def transposed(source: StoredTensor) -> StoredTensor:
 
 
 def computed(source: StoredTensor, make: Callable[[torch.Tensor], torch.Tensor]) -> ComputedTensor:
-    """Returns the tensor that `make` computes from the whole of a stored one."""
+    """Returns the tensor that `make` computes from the whole of a stored one, or of what was computed from it."""
+    if isinstance(source, ComputedTensor):
+        before = source.make
+        return replace(source, make=lambda x: make(before(x)))
     return ComputedTensor(source.name, source.file, source.mapped, source.begin, source.reader, None, source.leaf, make)
 
 
