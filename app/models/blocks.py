@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from app.layers.attention import Attention, AttentionSettings
@@ -18,6 +19,7 @@ from app.layers.mlp import GatedMLP
 from app.layers.norm import Norm, RMSNorm
 from app.layers.offset_norm import OffsetRMSNorm
 from app.layers.plain_mlp import PlainMLP
+from app.layers.replicated import ReplicatedTable
 from app.layers.rotary import RotaryEmbedding
 from app.models.decoder_settings import DecoderSettings
 
@@ -97,6 +99,11 @@ def plain_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
     return PlainMLP(ctx, settings.hidden_size, settings.intermediate_size, settings.hidden_act, settings.mlp_bias)
 
 
+def learned_positions(ctx: BuildContext, settings: DecoderSettings) -> ReplicatedTable:
+    """A table in the checkpoint."""
+    return ReplicatedTable(ctx, settings.num_positions, settings.hidden_size)
+
+
 @dataclass(slots=True, frozen=True)
 class Blocks:
     """Says how each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear
@@ -104,6 +111,7 @@ class Blocks:
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: the same arguments -> the same;
+    - positions: rows int64 [T] of its table -> what is added to the tokens' embeddings [T, C];
     - layer_inputs, whose `key` says where layers find in ForwardContext.memo what it makes of a step's token ids [T]
       and their embeddings [T, C];
     - layer: as DecoderLayer, with its first norm under `input_layernorm` (None: it reads x as it is).
@@ -113,4 +121,5 @@ class Blocks:
     attention: Callable[[BuildContext, DecoderSettings, LayerPlace], AttentionLayer] = grouped_query_attention
     mlp: Callable[[BuildContext, DecoderSettings, LayerPlace], nn.Module] = gated_mlp
     layer: Callable[[BuildContext, DecoderSettings, LayerPlace, Any], nn.Module] | None = None  # None: PreNormLayer
+    positions: Callable[[BuildContext, DecoderSettings], Callable[[torch.Tensor], torch.Tensor]] = learned_positions
     layer_inputs: Callable[[BuildContext, DecoderSettings], nn.Module] | None = None  # None: layers read x alone

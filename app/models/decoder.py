@@ -20,7 +20,7 @@ from app.kernels.gemm import materialize
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.layer import Layer
-from app.layers.replicated import ReplicatedLinear, ReplicatedTable
+from app.layers.replicated import ReplicatedLinear
 from app.layers.rope_scaling import RopeSettings
 from app.layers.rotary import RotaryEmbedding
 from app.layers.shown import Shown
@@ -67,9 +67,8 @@ class Decoder(Layer):
         embeds = first or (last and s.tie_word_embeddings) or blocks.layer_inputs is not None
         self.embed_tokens = VocabEmbedding(ctx, s.vocab_size, size) if embeds else None
         self.layer_inputs: Any = None if blocks.layer_inputs is None else blocks.layer_inputs(ctx, s)
-        self.embed_positions = (
-            ReplicatedTable(ctx, s.num_positions, s.hidden_size) if first and s.num_positions else None
-        )
+        self.embed_norm = blocks.norm(ctx, s, False) if first and s.norms_embeddings else None
+        self.embed_positions: Any = blocks.positions(ctx, s) if first and s.num_positions else None
         projects = size != s.hidden_size
         self.project_in = ReplicatedLinear(ctx, size, s.hidden_size, bias=False) if first and projects else None
         self.norm = blocks.norm(ctx, s, False) if last and s.final_norm else None
@@ -108,6 +107,8 @@ class Decoder(Layer):
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         x = Shown.of(ctx).put(x)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
         if self.project_in is not None:
             x = self.project_in(x)
         return x if self.embed_positions is None else x + self.embed_positions(ctx.positions + self.position_offset)
@@ -176,9 +177,13 @@ class CausalLM(EngineModel):
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
         assert self.lm_head is not None, "logits are computed in the last stage"
-        s, logits = self.decoder_settings, self.lm_head(hidden)
-        if s.logit_scale != 1.0:
-            logits = logits * s.logit_scale
-        if s.logit_soft_cap is not None:
-            logits = torch.tanh(logits / s.logit_soft_cap) * s.logit_soft_cap
-        return logits  # type: ignore[no-any-return]
+        return scaled(self.lm_head(hidden), self.decoder_settings)
+
+
+def scaled(logits: torch.Tensor, settings: DecoderSettings) -> torch.Tensor:
+    """A head's logits as the family means them: scaled, bounded softly."""
+    if settings.logit_scale != 1.0:
+        logits = logits * settings.logit_scale
+    if settings.logit_soft_cap is not None:
+        logits = torch.tanh(logits / settings.logit_soft_cap) * settings.logit_soft_cap
+    return logits

@@ -1,7 +1,8 @@
 """Decoders that give vectors (Qwen3-Embedding, E5-Mistral, ...) or scores (rerankers, classifiers, reward models).
 
-The families' own decoders without their language head; for scores with a linear head over the last token, or, for
-rewards, two linear layers over it or over each token (Qwen2.5-Math-RM and -PRM).
+The families' own decoders without their language head; for scores with a linear head over the last token, with the
+language head where that says yes or no (Qwen3-Reranker), or, for rewards, two linear layers over the last token or each
+(Qwen2.5-Math-RM and -PRM).
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from app.models.blocks import both_ways_attention, grouped_query_attention
 from app.models.decoder import CausalLM, Decoder
 from app.models.decoder_settings import readable
 from app.models.pooling_model import PoolingModel
+from app.models.verdict_head import VerdictHead
 from app.records.pooling_info import PoolingInfo
 
 # Families whose language model is not called <family>ForCausalLM.
 _FAMILIES = {"EuroBert": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 _KINDS = ("ForProcessRewardModel", "ForRewardModel", "ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
-_DECODERS = ("model.", "transformer.", "gpt_neox.")  # what checkpoints hold the decoder as
+_DECODERS = ("model.", "transformer.", "gpt_neox.", "biogpt.")  # what checkpoints hold the decoder as
 
 
 def family_of(architecture: str) -> type[CausalLM]:
@@ -67,9 +69,13 @@ class DecoderForPooling(PoolingModel):
             blocks = replace(blocks, attention=both_ways_attention)
         self.model = Decoder(ctx, settings, ropes, blocks)
         self.score: nn.Module | None = None
-        self.num_labels = len(PoolingInfo.of(info).labels)
+        pooling = PoolingInfo.of(info)
+        self.num_labels = len(pooling.labels)
         size = settings.embedding_size or settings.hidden_size
-        if self.num_labels:
+        if pooling.verdict is not None:
+            assert self.model.embed_tokens is not None
+            self.score = VerdictHead(ctx, settings, pooling.verdict, self.model.embed_tokens)
+        elif self.num_labels:
             rewards = info.architecture.endswith("RewardModel")
             self.score = reward_head(ctx, size, self.num_labels) if rewards else score_head(ctx, size, self.num_labels)
 
@@ -89,6 +95,8 @@ class DecoderForPooling(PoolingModel):
 
     def own_name(self, name: str) -> str | None:
         """Checkpoints hold the decoder under a name, or it is all that they hold; the language head is left out."""
+        if name.startswith("lm_head.") and isinstance(self.score, VerdictHead) and not self.score.head.tied:
+            return f"score.head.{name.removeprefix('lm_head.')}"
         if name.startswith(("lm_head.", "embed_out.")) or name.endswith("rotary_emb.inv_freq"):
             return None
         return name if name.startswith((*_DECODERS, "score.")) else f"model.{name}"

@@ -49,10 +49,11 @@ class DecoderSettings:
     attention_sinks: bool = False  # one for each head, in the checkpoint
     # The layer type whose rope parameters a layer takes, NO_ROPE for none at all; (): all layers take the common ones.
     rope_types: tuple[str, ...] = ()
-    num_positions: int = 0  # rows of the table of learned positions; 0: there is none
+    num_positions: int = 0  # rows of the table of positions, which are added to embeddings; 0: there is none
     position_offset: int = 0  # the row of position 0
     embedding_size: int | None = None  # of the token table, where it is not the hidden size
     embedding_scale: float = 1.0
+    norms_embeddings: bool = False  # before the first layer
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None

@@ -19,7 +19,7 @@ from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.late_prompts import late_prompts
-from app.text.pooling_prompt import PoolingPrompt, pooling_prompts
+from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts
 from app.text.served_model import ServedModel
 
 
@@ -74,7 +74,12 @@ class Pooling:
         if len(labels) > 1:
             raise UnsupportedError(f"the model has {len(labels)} classes; scores need a model of one", param="model")
         if labels:
-            prompts = pooling_prompts(self._model.tokenizer, pairs, limit)
+            tokenizer, template = self._model.tokenizer, self._model.pair_template
+            prompts = (
+                pooling_prompts(tokenizer, pairs, limit)
+                if template is None
+                else templated_prompts(tokenizer, template, pairs, limit)
+            )
             found = self._run(prompts, PoolingParams(task="classify"), use_tqdm)
             return [one.shown(ScoringOutput(float(one.array[0]))) for one in found]
         if (late := self._info().late) is not None:

@@ -20,6 +20,7 @@ from app.errors import CheckpointError, ConfigError, InvalidRequestError, Unsupp
 from app.records.late_interaction import STANFORD, LateInteraction, late_interaction, stanford_size
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.task_prompts import NO_PROMPTS, TaskPrompts
+from app.records.verdict import Verdict, configured_verdict, packed_verdict
 
 Saturation = Literal["", "once", "twice"]
 Scores = Literal["sigmoid", "softmax", "identity"]
@@ -33,8 +34,11 @@ _OLD_FLAGS = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+_ONE = ("LABEL_0",)
 TOKEN_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask", "LogitScore")
+_ALONE = ("SpladePooling", "LogitScore")  # behind the transformer
 _CLASSIFIER_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
 _SATURATIONS: dict[str, Saturation] = {"relu": "once", "log1p_relu": "twice"}
@@ -85,6 +89,7 @@ class PoolingInfo:
     saturates: Saturation = ""
     late: LateInteraction | None = None  # texts are compared vector by vector
     token_heads: TokenHeadsInfo | None = None  # it gives vectors and weights of tokens, too
+    verdict: Verdict | None = None  # its one score is what a language head says of tokens
 
     @classmethod
     def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
@@ -99,12 +104,18 @@ class PoolingInfo:
         }
         if info.architecture.endswith("RewardModel"):
             return cls("last", **_rewards(info), **common)
+        modules = _modules(info.directory)
+        if verdict := _verdict(info, modules):
+            scores = _scores(hf, 1, info.directory)
+            usual = _prompts(info.directory) if modules else NO_PROMPTS
+            return cls(
+                "last", tasks=("classify",), labels=_ONE, scores=scores, verdict=verdict, prompts=usual, **common
+            )
         if info.architecture.endswith("ForSequenceClassification"):
             labels = _labels(hf)
             pooling = "last" if info.is_causal else _classifier_pooling(hf)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
             return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
-        modules = _modules(info.directory)
         if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
             common |= {"embedding_size": info.vocab_size, "prompts": _prompts(info.directory)}
             return cls(tasks=("embed",), normalize=False, **_splade(sparse[0]), **common)
@@ -214,15 +225,24 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     for entry in modules:
         kind = str(entry["type"]).rpartition(".")[2]
         kind = "Transformer" if kind == "MLMTransformer" else kind
-        if kind not in ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask"):
+        if kind not in _MODULES:
             raise UnsupportedError(f"{file}: modules of type {entry['type']!r} are not supported", param="model")
         found.append((kind, directory / str(entry.get("path", ""))))
     order = [kind for kind, _ in found]
     last = order.index("Normalize") if "Normalize" in order else len(order)
-    is_odd = "SpladePooling" in order and order != ["Transformer", "SpladePooling"]
+    is_odd = any(kind in order and order != ["Transformer", kind] for kind in _ALONE)
     if order[:1] != ["Transformer"] or "Dense" in order[last:] or is_odd:
         raise UnsupportedError(f"{file}: this order of modules is not supported: {', '.join(order)}", param="model")
     return found[1:]
+
+
+def _verdict(info: ModelInfo, modules: list[tuple[str, Path]]) -> Verdict | None:
+    """UnsupportedError where the model is no language model's."""
+    packed = [path for kind, path in modules if kind == "LogitScore"]
+    found = packed_verdict(packed[0], info) if packed else configured_verdict(info)
+    if found is not None and not info.is_causal:
+        raise UnsupportedError(f"scores by tokens' logits of {info.architecture}", param="model")
+    return found
 
 
 def _pooling(directory: Path) -> str:
@@ -343,10 +363,15 @@ def _rewards(info: ModelInfo) -> dict[str, Any]:
     return {"tasks": tasks, "labels": _labels(hf), "scores": "softmax" if of_steps else "identity"}
 
 
-def _scores(hf: dict[str, Any], num_labels: int) -> Scores:
-    """Tells what scores are: as sentence-transformers wrote it down, else by the kind of problem or the number of
-    classes."""
+def _scores(hf: dict[str, Any], num_labels: int, packed: Path | None = None) -> Scores:
+    """Tells what scores are: as sentence-transformers wrote it down (in the directory `packed`, too), else by the kind
+    of problem or the number of classes."""
     own = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get("sbert_ce_default_activation_function")
+    if own is None and packed is not None:
+        file = packed / "config_sentence_transformers.json"
+        given = read_object(file, optional=True)
+        check(given, PROMPT_FIELDS, str(file))
+        own = given.get("activation_fn")
     if own:
         name = str(own).rpartition(".")[2]
         if name not in _SCORES:

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.errors import InvalidRequestError
 from app.records.step import Float32Array
+from app.text.pair_template import PairTemplate
 from app.text.tokenizer import Tokenizer
 
 TextPair = tuple[str, str | None]
@@ -56,6 +57,51 @@ def pooling_prompts(
         types: list[int] = joined.type_ids
         prompts.append(PoolingPrompt(joined.ids, types.index(1) if 1 in types else None))
     return prompts
+
+
+def templated_prompts(
+    tokenizer: Tokenizer,
+    template: PairTemplate,
+    pairs: Sequence[TextPair],
+    max_tokens: int | None = None,
+    max_last_tokens: int | None = None,
+    *,
+    keeps_end: bool = False,
+) -> list[PoolingPrompt]:
+    """`pooling_prompts` of pairs within a template, which is never cut."""
+    prompts: list[PoolingPrompt] = []
+    for first, second in pairs:
+        if second is None or template.holds(first):
+            prompts += pooling_prompts(tokenizer, [(first, second)], max_tokens, max_last_tokens, keeps_end=keeps_end)
+            continue
+        if max_last_tokens is not None:
+            second = _text_of(tokenizer, _cut(tokenizer.encode_plain([second])[0], max_last_tokens), second)
+        ids = tokenizer.encode(template.text(first, second), add_special_tokens=False)
+        if max_tokens is not None and len(ids) > max_tokens:
+            ids = _fitted(tokenizer, template, (first, second), max_tokens, keeps_end)
+        prompts.append(PoolingPrompt(ids))
+    return prompts
+
+
+def _fitted(
+    tokenizer: Tokenizer, template: PairTemplate, pair: tuple[str, str], max_tokens: int, keeps_end: bool
+) -> list[int]:
+    """At most `max_tokens` tokens of a pair within its template. A text that is cut may have more tokens beside the
+    template than by itself: then it is cut further."""
+    plain, room = tokenizer.encode_plain(pair), max_tokens - template.num_tokens(tokenizer)
+    while True:
+        parts = _fit(plain, room, keeps_end)
+        texts = [_text_of(tokenizer, part, text) for part, text in zip(parts, pair, strict=True)]
+        ids = tokenizer.encode(template.text(*texts), add_special_tokens=False)
+        if len(ids) <= max_tokens:
+            return ids
+        room -= len(ids) - max_tokens
+
+
+def _text_of(tokenizer: Tokenizer, encoding: Any, text: str) -> str:
+    """The text of a part of `text`, without the halves of characters at its ends."""
+    part = tokenizer.decode(encoding.ids, skip_special_tokens=False)
+    return part if part in text else part.strip("\ufffd")
 
 
 def _fit(parts: list[Any], room: int, keeps_end: bool) -> list[Any]:

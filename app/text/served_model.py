@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from app.checkpoints.model_info import ModelInfo
 from app.records.adapter import AdapterAsk
@@ -13,6 +14,7 @@ from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
 from app.text.message_marks import message_marks
 from app.text.model_media import ModelMedia
+from app.text.pair_template import PairTemplate
 from app.text.tokenizer import Tokenizer
 
 
@@ -61,6 +63,11 @@ class ServedModel:
         if self._marks is None:
             self._marks = message_marks(self.chat_template, self.tokenizer)
         return self._marks
+
+    @cached_property
+    def pair_template(self) -> PairTemplate | None:
+        """Returns how it is asked about two texts; None: they are read one behind the other, or it gives no scores."""
+        return None if self.pooling is None else PairTemplate.of(self.chat_template, self.pooling)
 
     @property
     def bounds(self) -> RequestBounds:

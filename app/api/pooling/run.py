@@ -26,7 +26,8 @@ from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.text.late_prompts import late_prompts
-from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts
+from app.text.pair_template import PairTemplate
+from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
@@ -59,21 +60,29 @@ async def tokenise(
     pairs: Sequence[TextPair],
     room: TextRoom,
     last_limit: int | None = None,
+    template: PairTemplate | None = None,
 ) -> list[PoolingPrompt]:
-    """`pooling_prompts` of what `room` takes of each text, without blocking the event loop."""
+    """`pooling_prompts` of what `room` takes of each text, or `templated_prompts`, without blocking the event loop."""
     distinct = {text for pair in pairs for text in pair if text is not None}
     room.check(model.tokenizer, max(map(len, distinct), default=0))
     cost_s = TOKENISE_S_PER_CHAR * sum(map(len, distinct))
-    return await work.run(cost_s, _fit_and_tokenise, model.tokenizer, pairs, room, last_limit)
+    return await work.run(cost_s, _fit_and_tokenise, model.tokenizer, pairs, room, last_limit, template)
 
 
 def _fit_and_tokenise(
-    tokenizer: Tokenizer, pairs: Sequence[TextPair], room: TextRoom, last_limit: int | None
+    tokenizer: Tokenizer,
+    pairs: Sequence[TextPair],
+    room: TextRoom,
+    last_limit: int | None,
+    template: PairTemplate | None,
 ) -> list[PoolingPrompt]:
     fitting = {text: room.fit(tokenizer, text) for pair in pairs for text in pair if text is not None}
     kept = [(fitting[first], None if second is None else fitting[second]) for first, second in pairs]
     limit = None if room.keeps == "all" else room.num_tokens
-    return pooling_prompts(tokenizer, kept, limit, last_limit, keeps_end=room.keeps == "last")
+    keeps_end = room.keeps == "last"
+    if template is not None:
+        return templated_prompts(tokenizer, template, kept, limit, last_limit, keeps_end=keeps_end)
+    return pooling_prompts(tokenizer, kept, limit, last_limit, keeps_end=keeps_end)
 
 
 async def tokenise_late(

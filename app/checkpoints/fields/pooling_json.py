@@ -26,6 +26,11 @@ PROMPT_FIELDS: Mapping[str, Kind] = {
         ),
     ),
     "default_prompt_name": TEXT,
+    "activation_fn": TEXT,
+}
+VERDICT_FIELDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("true_token_id", "false_token_id"), whole(0, 1 << 30)),
+    "module_input_name": TEXT,
 }
 SPLADE_FIELDS: Mapping[str, Kind] = {"pooling_strategy": TEXT, "activation_function": TEXT}
 DENSE_FIELDS: Mapping[str, Kind] = {

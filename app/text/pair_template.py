@@ -1,0 +1,75 @@
+"""Pairs of texts as a language model is asked about them: one conversation, with the roles `query` and `document`.
+
+The template is rendered once, with marks in the places of the texts: no text of a request goes through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.errors import InvalidRequestError
+from app.records.pooling_info import PoolingInfo
+from app.text.chat_template import ChatTemplate, RenderLimits
+from app.text.tokenizer import Tokenizer
+
+_QUERY, _DOCUMENT = "\ue000query\ue001", "\ue000document\ue001"  # of characters for private use
+
+
+@dataclass(slots=True, frozen=True)
+class PairTemplate:
+    """Holds what stands before the query, between it and the document, and after that."""
+
+    head: str
+    middle: str
+    tail: str
+
+    @classmethod
+    def of(cls, template: ChatTemplate, pooling: PoolingInfo) -> PairTemplate | None:
+        """The checkpoint's, where it has one that shows both texts, else Qwen3-Reranker's for such a model; None: pairs
+        are read without a template."""
+        if not pooling.is_causal or len(pooling.labels) != 1:
+            return None
+        if found := cls._rendered(template, pooling.prompts.usual):
+            return found
+        if pooling.verdict is None or not pooling.verdict.is_qwen3:
+            return None
+        return cls._of_qwen3(pooling.prompts.usual)
+
+    @classmethod
+    def _rendered(cls, template: ChatTemplate, instruction: str) -> PairTemplate | None:
+        if template.is_confined or not template.source_for(has_tools=False):
+            return None
+        messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
+        if instruction:
+            messages.insert(0, {"role": "system", "content": instruction})
+        try:
+            text = template.render(messages, limits=RenderLimits(max_s=1.0))
+        except InvalidRequestError:  # it knows no such roles
+            return None
+        head, found, rest = text.partition(_QUERY)
+        middle, also, tail = rest.partition(_DOCUMENT)
+        return cls(head, middle, tail) if found and also and "\ue000" not in tail + middle else None
+
+    @classmethod
+    def _of_qwen3(cls, instruction: str) -> PairTemplate:
+        asked = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+        return cls(
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            f"<Instruct>: {asked}\n<Query>: ",
+            "\n<Document>: ",
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        )
+
+    def holds(self, query: str) -> bool:
+        """True if a query brings the template with it, as clients of servers without one write it."""
+        opening = self.head.partition("\n")[0]
+        return bool(opening) and query.startswith(opening)
+
+    def text(self, query: str, document: str) -> str:
+        """The whole prompt."""
+        return f"{self.head}{query}{self.middle}{document}{self.tail}"
+
+    def num_tokens(self, tokenizer: Tokenizer) -> int:
+        """Tokens of a prompt without texts."""
+        return len(tokenizer.encode(self.text("", ""), add_special_tokens=False))
