@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from app.api.http.strict_models import StrictModel
 from app.bounds import Count, Items, Text
 from app.errors import InvalidRequestError
 from app.records.late_interaction import Role
+from app.records.mixed_scores import ScoreKind
 from app.records.pooling_params import PoolingTask
 from app.records.task_prompts import QUERY, TaskPrompts
 
@@ -145,11 +146,30 @@ class ClassifyRequest(InputBody):
     """Body of POST /classify."""
 
 
+class ScoredBody(PoolingBody):
+    """Texts that are compared."""
+
+    score_weights: dict[ScoreKind, Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
+        None,
+        max_length=3,
+        description="Of BGE-M3: the score is the mean, by these weights, of those by the texts' vectors (`dense`), "
+        "weights of tokens (`sparse`) and vectors of tokens (`vectors`), as {sparse: 0.3, dense: 0.7}; `dense` alone "
+        "when not given.",
+    )
+
+    @field_validator("score_weights")
+    @classmethod
+    def _some_weight(cls, value: dict[ScoreKind, float] | None) -> dict[ScoreKind, float] | None:
+        if value is not None and not any(value.values()):
+            raise PydanticCustomError("score_weights", "must have one above 0")
+        return value
+
+
 Texts = Text | Items[Text]
 _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 
 
-class ScoreRequest(PoolingBody):
+class ScoreRequest(ScoredBody):
     """Body of POST /score: one text against each of several, or pair by pair. The two sides go by three names."""
 
     text_1: Texts | None = Field(None, description="The text, or texts, that the others are compared with.")
@@ -190,7 +210,7 @@ class RerankDocument(StrictModel):
     text: Text
 
 
-class RerankRequest(PoolingBody):
+class RerankRequest(ScoredBody):
     """Body of POST /v1/rerank."""
 
     query: Text = Field(description="What the documents are ranked by.")

@@ -3,6 +3,7 @@ MaxSim of the vectors of their tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
-from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoreRequest
+from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoreRequest
 from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise, tokenise_late
+from app.api.pooling.token_vectors import parts_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 from app.records.late_interaction import LateInteraction
+from app.records.mixed_scores import ScoreKind, TextParts, mixed_score
 from app.records.pooling_params import PoolingParams
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
@@ -86,11 +89,15 @@ class _Pairs:
 
 
 async def _scores(
-    client: EngineClient, limits: RequestLimits, request: Request, body: PoolingBody, model: ServedModel, asked: _Pairs
+    client: EngineClient, limits: RequestLimits, request: Request, body: ScoredBody, model: ServedModel, asked: _Pairs
 ) -> tuple[list[float], list[PoolingPrompt]]:
     """A score for each pair, and the prompts that it took."""
     pooling, room, work = pooling_of(model), pooled_room(body, model, asked.field), work_of(request)
     asked.check(limits)
+    if body.score_weights is not None and pooling.token_heads is None:
+        raise UnsupportedError(
+            "this model gives no weights and vectors of tokens beside a text's", param="score_weights"
+        )
     pairs, names = asked.texts, {"prompt": asked.field}
     if pooling.labels:
         if len(pooling.labels) != 1:
@@ -98,7 +105,7 @@ async def _scores(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens)
+        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens, model.pair_template)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
         return [float(result.array()[0]) for result in results], prompts
@@ -112,12 +119,24 @@ async def _scores(
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
     prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
     prompts += await tokenise(work, model, [(document + text, None) for text in seconds], room, asked.max_last_tokens)
+    mixed = body.score_weights
     params = PoolingParams(task="embed", use_activation=not pooling.saturates)
+    params = params if mixed is None else PoolingParams(task="all")
     results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
+    if mixed is not None:
+        parts = [parts_of(model, prompt, result) for prompt, result in zip(prompts, results, strict=True)]
+        one, two = dict(zip(firsts, parts, strict=False)), dict(zip(seconds, parts[len(firsts) :], strict=True))
+        products = sum(len(one[first].vectors) * two[second].vectors.size for first, second in pairs)
+        of_pairs = [(one[first], two[second]) for first, second in pairs]
+        return await work.run(products * PRODUCT_S, _all_mixed_scores, mixed, of_pairs), prompts
     vectors = [result.array() for result in results]
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
     return [float(left[first] @ right[second]) for first, second in pairs], prompts
+
+
+def _all_mixed_scores(weights: Mapping[ScoreKind, float], pairs: list[tuple[TextParts, TextParts]]) -> list[float]:
+    return [mixed_score(weights, query, document) for query, document in pairs]
 
 
 async def _late_scores(

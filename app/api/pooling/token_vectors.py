@@ -6,6 +6,7 @@ from typing import Any
 
 from app.api.pooling.answer import numbers
 from app.api.pooling.protocol import EncodingFormat
+from app.records.mixed_scores import TextParts
 from app.records.outputs import PooledResult
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.served_model import ServedModel
@@ -16,6 +17,12 @@ def weights_of(model: ServedModel, prompt: PoolingPrompt, result: PooledResult) 
     """The weights of a text's tokens [T, 1] as a sparse vector over the vocabulary."""
     found = token_weights(model.tokenizer, prompt.token_ids, result.array()[:, 0])
     return {"indices": list(found), "values": list(found.values())}
+
+
+def parts_of(model: ServedModel, prompt: PoolingPrompt, result: PooledResult) -> TextParts:
+    """A text's vector, weights and vectors of its tokens, of [T, E + 1], as scores compare them."""
+    rows = result.array()
+    return TextParts(rows[0, :-1], token_weights(model.tokenizer, prompt.token_ids, rows[:, -1]), rows[1:, :-1])
 
 
 def all_of(model: ServedModel, prompt: PoolingPrompt, result: PooledResult, form: EncodingFormat) -> dict[str, Any]:

@@ -107,6 +107,38 @@ def test_each_alone(http: httpx.Client, judge: Judge) -> None:
         np.testing.assert_allclose(vectors[i]["data"], expected[2], atol=1e-4)
 
 
+def judged_score(weights: dict[str, float], query: tuple[Any, ...], document: tuple[Any, ...]) -> float:
+    """As FlagEmbedding adds them up."""
+    found = {
+        "dense": float(query[0] @ document[0]),
+        "sparse": sum(weight * document[1].get(token, 0.0) for token, weight in query[1].items()),
+        "vectors": float((query[2] @ document[2].T).max(axis=1).mean()),
+    }
+    return sum(weights[kind] * found[kind] for kind in weights) / sum(weights.values())
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [{"sparse": 1}, {"vectors": 1.0}, {"dense": 0.4, "sparse": 0.2, "vectors": 0.4}, {"dense": 2, "sparse": 0}],
+)
+def test_scores_by_all_that_the_model_gives(http: httpx.Client, judge: Judge, weights: dict[str, float]) -> None:
+    query, documents = ASKED[0], [*ASKED[1:], ASKED[0]]
+    expected = [judged_score(weights, judge(query), judge(document)) for document in documents]
+    data = posted(http, "/v1/score", text_1=query, text_2=documents, score_weights=weights)
+    np.testing.assert_allclose([one["score"] for one in data], expected, atol=1e-4)
+    body = {"model": "m3", "query": query, "documents": documents, "score_weights": weights}
+    ranked = http.post("/v1/rerank", json=body).json()["results"]
+    assert [one["index"] for one in ranked] == np.argsort(-np.array(expected), kind="stable").tolist()
+
+
+@pytest.mark.parametrize("weights", [{"dense": 0}, {"dense": -1}, {"colbert": 1}, {}, {"dense": float("1e9")}, 1])
+def test_weights_that_cannot_be(http: httpx.Client, weights: Any) -> None:
+    body = {"model": "m3", "text_1": "a", "text_2": "b", "score_weights": weights}
+    answer = http.post("/v1/score", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("score_weights")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
