@@ -14,12 +14,19 @@ class GatedMLP(Layer):
     """down(act(gate(x)) * up(x)); gate and up are one matrix."""
 
     def __init__(
-        self, ctx: BuildContext, hidden_size: int, intermediate_size: int, hidden_act: str, bias: bool
+        self,
+        ctx: BuildContext,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        bias: bool,
+        down_bias: bool | None = None,
     ) -> None:
+        """`down_bias`: whether the last product has one; None: as the others."""
         super().__init__()
         sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = MergedColumnLinear(ctx, hidden_size, sizes, bias)
-        self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
+        self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias if down_bias is None else down_bias)
         self.act = activation(hidden_act)
         fused = GATED_ACTIVATIONS.get(hidden_act)
         self.act_mul = ActMul(ctx.device, fused) if fused else None

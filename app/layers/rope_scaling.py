@@ -2,9 +2,9 @@
 
 `default` (Su et al. 2021, RoFormer), `linear` (positions divided by a factor: Chen et al. 2023), `llama3`
 (long wavelengths divided, short ones kept: Llama 3.1), `yarn` (Peng et al. 2023), `longrope` (a factor for each
-frequency: Ding et al. 2024). `dynamic` changes the frequencies with the length of the text, which would spoil keys that
-are cached already, so it is accepted only where it changes nothing; `longrope` has two tables, and `max_model_len`
-chooses one of them for good.
+frequency: Ding et al. 2024), `ntk` (a larger base, or a factor that grows with the dimension: GTE). `dynamic` changes
+the frequencies with the length of the text, which would spoil keys that are cached already, so it is accepted only
+where it changes nothing; `longrope` has two tables, and `max_model_len` chooses one of them for good.
 
 The order of operations is transformers', so that the frequencies are too, to the last bit: far into a long context a
 rounding error of a frequency would be an error of the angle.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -168,6 +168,20 @@ def _dynamic(settings: RopeSettings) -> Frequencies:
     return settings.base(), 1.0
 
 
+def _ntk(settings: RopeSettings) -> Frequencies:
+    """GTE's, for contexts beyond what the model was first trained on: with `mixed_b`, each wavelength by a factor of
+    its own."""
+    factor, mixed, half = settings.number("factor"), settings.parameters.get("mixed_b"), settings.dim // 2
+    if factor <= 1:
+        return settings.base(), 1.0
+    if mixed is None:
+        wider = replace(settings, theta=settings.theta * factor)
+        return wider.base() / factor ** (1 / half), 1.0
+    growth = number_of("mixed_b", mixed)
+    places = torch.arange(1, half + 1, dtype=torch.float32, device="cpu")
+    return settings.base() / torch.exp(math.log(factor) / half**growth * places**growth), 1.0
+
+
 def _llama3(settings: RopeSettings) -> Frequencies:
     factor = settings.number("factor")
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
@@ -234,6 +248,7 @@ ROPE_TYPES: dict[str, Callable[[RopeSettings], Frequencies]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "ntk": _ntk,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

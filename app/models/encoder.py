@@ -107,19 +107,23 @@ class EncoderEmbeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """norm(x + attention(x)), then norm(x + mlp(x))."""
 
-    def __init__(self, ctx: BuildContext, settings: EncoderSettings, attention: EncoderAttention) -> None:
+    def __init__(
+        self, ctx: BuildContext, settings: EncoderSettings, attention: EncoderAttention, mlp: nn.Module | None = None
+    ) -> None:
+        """`mlp` None: the usual one."""
         super().__init__()
         s = settings
         self.attention = attention
         self.attention_norm = LayerNorm(ctx, s.hidden_size, s.norm_eps)
-        mlp = GatedMLP if s.is_gated else PlainMLP
-        self.mlp = mlp(ctx, s.hidden_size, s.intermediate_size, s.hidden_act, s.has_biases)
+        kind = GatedMLP if s.is_gated else PlainMLP
+        usual = s.hidden_size, s.intermediate_size, s.hidden_act, s.has_biases
+        self.mlp = kind(ctx, *usual) if mlp is None else mlp
         self.output_norm = LayerNorm(ctx, s.hidden_size, s.norm_eps)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]."""
         x = self.attention_norm(x + self.attention(x, PLAIN, ctx))
-        return self.output_norm(x + self.mlp(x, PLAIN))  # type: ignore[no-any-return]
+        return self.output_norm(x + self.mlp(x, PLAIN, ctx))  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):
@@ -131,9 +135,10 @@ class Encoder(nn.Module):
         settings: EncoderSettings,
         attentions: Sequence[EncoderAttention] | None = None,
         *,
+        mlps: Sequence[nn.Module | None] | None = None,
         norm_last: bool = False,
     ) -> None:
-        """`attentions`: a family's own, one for each layer; `norm_last`: embeddings are normed behind their
+        """`attentions`, `mlps`: a family's own, one for each layer; `norm_last`: embeddings are normed behind their
         projection."""
         super().__init__()
         s = settings
@@ -145,7 +150,8 @@ class Encoder(nn.Module):
         if attentions is None:
             shape, shared = attention_settings(s), (self.rotary, self.relative)
             attentions = [EncoderAttention(ctx, shape, place, *shared) for place in range(s.num_layers)]
-        self.layers = nn.ModuleList(EncoderLayer(ctx, s, attention) for attention in attentions)
+        own = [None] * s.num_layers if mlps is None else mlps
+        self.layers = nn.ModuleList(EncoderLayer(ctx, s, *parts) for parts in zip(attentions, own, strict=True))
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""

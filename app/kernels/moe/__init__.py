@@ -69,10 +69,11 @@ class Routing(NamedTuple):
 class GLU:
     """f(g) * (u + up_offset) with f(g) = g * sigmoid(alpha * g) or a GELU; g = min(gate, limit), u = up within +-limit.
 
-    SiLU has alpha 1; GPT-OSS limit 7, alpha 1.702, up_offset 1. "relu2" has no gate: max(u, 0)^2 (So et al., 2021).
+    SiLU has alpha 1; GPT-OSS limit 7, alpha 1.702, up_offset 1. Without a gate are "relu2": max(u, 0)^2 (So et al.,
+    2021), and "plain_gelu": gelu(u).
     """
 
-    function: GatedActivation | Literal["relu2"] = "silu"
+    function: GatedActivation | Literal["relu2", "plain_gelu"] = "silu"
     limit: float | None = None
     alpha: float = 1.0  # of silu
     up_offset: float = 0.0
@@ -80,7 +81,7 @@ class GLU:
     @property
     def has_gate(self) -> bool:
         """True if an expert's first product has gate's rows above up's."""
-        return self.function != "relu2"
+        return self.function not in ("relu2", "plain_gelu")
 
 
 class PackedExperts(Protocol):

@@ -98,6 +98,8 @@ def glu(gate_up: torch.Tensor, activation: GLU) -> torch.Tensor:
     """Gate and up side by side, [T, 2 I] -> [T, I]; without a gate [T, I] -> [T, I]."""
     if activation.function == "relu2":
         return F.relu(gate_up).square()
+    if activation.function == "plain_gelu":
+        return F.gelu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     if activation.limit is not None:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)

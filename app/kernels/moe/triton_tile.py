@@ -173,5 +173,7 @@ def expert_tile(
     elif ACT == "relu2":
         b_acc = tl.maximum(b_acc, 0.0)
         b_acc *= b_acc
+    elif ACT == "plain_gelu":
+        b_acc = 0.5 * b_acc * (1.0 + tl.erf(b_acc * 0.7071067811865476))
     p_o = p_out + b_out[:, None].to(tl.int64) * N + o_n[None, :]
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])

@@ -26,6 +26,7 @@ GLUS = {
     "gelu": GLU("gelu"),
     "gelu_tanh": GLU("gelu_tanh"),
     "relu2": GLU("relu2"),
+    "plain_gelu": GLU("plain_gelu"),
     "clamped": GLU(limit=1.5, alpha=1.702, up_offset=1.0),
 }
 # Rules with and without a correction, which SparseMixer does not know.
@@ -76,6 +77,8 @@ def true_glu(gate: torch.Tensor, up: torch.Tensor, activation: GLU) -> torch.Ten
     """One token's activated row; without a gate `gate` is up."""
     if activation.function == "relu2":
         return gate.clamp(min=0) ** 2
+    if activation.function == "plain_gelu":
+        return gate * 0.5 * (1 + torch.erf(gate / 2**0.5))
     if activation.limit is not None:
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     if activation.function == "gelu":

@@ -171,7 +171,6 @@ def test_nomic_as_it_was_published() -> None:
         ("deberta3", {"conv_kernel_size": 3}, "conv_kernel_size"),
         ("deberta3", {"position_buckets": 1}, "position_buckets"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling"),
-        ("nomic", {"num_experts": 8}, "num_experts"),
         ("t5", {"relative_attention_max_distance": 4}, "relative_attention_max_distance"),
         ("t5", {"feed_forward_proj": "gated-swish-ish"}, "hidden_act"),
     ],
