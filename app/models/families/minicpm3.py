@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from app.checkpoints.model_info import ModelInfo
 from app.models.decoder_settings import DecoderSettings
+from app.models.families.minicpm import with_scales
 from app.models.latent import LatentCausalLM, latent_settings
 
 
@@ -20,12 +20,5 @@ class MiniCPM3ForCausalLM(LatentCausalLM):
         base = DecoderSettings.from_info(info, tied=True, norm_eps=1e-5)
         with_value = {"v_head_dim": info.hidden_size // info.num_heads, **hf}
         latent = replace(latent_settings(replace(info, hf_config=with_value)), interleaved=False)
-        depth = float(hf.get("scale_depth", 1.4))
-        return replace(
-            base,
-            head_dim=latent.rope_dim,
-            latent=latent,
-            embedding_scale=float(hf.get("scale_emb", 12)),
-            residual_scale=depth / math.sqrt(info.num_layers),
-            logit_scale=float(hf.get("dim_model_base", 256)) / info.hidden_size,
-        )
+        settings = replace(base, head_dim=latent.rope_dim, latent=latent)
+        return with_scales(settings, info, embeds=12.0, depth=1.4, base=256.0)

@@ -14,18 +14,22 @@ from app.models.decoder import CausalLM
 from app.models.decoder_layers.post_norm import NormedSumLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
 
-_OFFSET = 2
-_NAMES: list[Rule] = [
-    (r"^(?:model\.)?decoder\.", "model."),
-    (r"^model\.final_layer_norm\.", "model.norm."),
+OFFSET = 2  # rows of tables of positions before the first token's, in models trained by fairseq
+_BLOCKS: list[Rule] = [
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
     (r"\.fc1\.", ".mlp.up_proj."),
     (r"\.fc2\.", ".mlp.down_proj."),
+]
+_NAMES: list[Rule] = [
+    (r"^(?:model\.)?decoder\.", "model."),
+    (r"^model\.final_layer_norm\.", "model.norm."),
+    *_BLOCKS,
 ]
 _BEFORE: list[Rule] = [
     (r"\.self_attn_layer_norm\.", ".input_layernorm."),
     (r"\.final_layer_norm\.", ".post_attention_layernorm."),
 ]
+FAIRSEQ_NAMES: list[Rule] = [(r"^model\.layer_norm\.", "model.norm."), *_BLOCKS, *_BEFORE]  # of its other models
 _AFTER: list[Rule] = [
     (r"\.self_attn_layer_norm\.", ".post_attention_layernorm."),
     (r"\.final_layer_norm\.", ".post_feedforward_layernorm."),
@@ -51,8 +55,8 @@ class OPTForCausalLM(CausalLM):
             output_bias=bias,
             mlp_bias=bias,
             rope_types=(NO_ROPE,) * info.num_layers,
-            num_positions=info.max_position_embeddings + _OFFSET,
-            position_offset=_OFFSET,
+            num_positions=info.max_position_embeddings + OFFSET,
+            position_offset=OFFSET,
             embedding_size=int(hf.get("word_embed_proj_dim") or info.hidden_size),
             norms_sums=not before,
             final_norm=before and not hf.get("_remove_final_layer_norm", False),

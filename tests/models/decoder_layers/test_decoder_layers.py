@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,10 +15,12 @@ from app.layers.norm import Norm
 from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
+from app.models.decoder_layers.partial import PartialLayer
 from app.models.decoder_layers.post_norm import NormedSumLayer, PostNormLayer
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_layers.sandwich import SandwichLayer
 from app.models.decoder_layers.shortcut import ShortcutLayer
+from app.models.decoder_layers.weighed_sums import WeighedSumLayer
 
 WIDTH = 6
 
@@ -50,6 +53,7 @@ class Block(nn.Module):
 class Settings:
     residual_scale: float = 0.25
     experts: None = None
+    hidden_size: int = WIDTH
 
 
 BLOCKS = Blocks(norm=lambda *_: Times(), attention=lambda *_: Block(), mlp=lambda *_: Block())  # type: ignore[arg-type, return-value]
@@ -127,3 +131,30 @@ def test_a_layer_of_one_block(is_last_of_stage: bool) -> None:
     expected = x + layer.mixer(layer.input_layernorm(x))
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
+
+
+@pytest.mark.parametrize("is_last_of_stage", [False, True])
+@pytest.mark.parametrize(("attends", "feeds"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_layer_that_lacks_a_block(attends: bool, feeds: bool, is_last_of_stage: bool) -> None:
+    place, nothing = LayerPlace(0, 0, cast(Any, None)), cast(Any, None)
+    layer: Any = PartialLayer(nothing, cast(Any, Settings()), place, BLOCKS, attends=attends, feeds=feeds)
+    x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
+    normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
+    normed, total = layer(normed, x, next_norm, cast(Any, object()))
+    expected = x + layer.self_attn(layer.first_norm(x)) if attends else x
+    expected = expected + layer.mlp(layer.post_attention_layernorm(expected)) if feeds else expected
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
+
+
+def test_a_layer_that_weighs_what_it_adds_to() -> None:
+    ctx, place = SimpleNamespace(dtype=torch.float32), LayerPlace(0, 0, cast(Any, None))
+    layer: Any = WeighedSumLayer(cast(Any, ctx), cast(Any, Settings()), place, BLOCKS)
+    for weight in (layer.input_residual, layer.post_attention_residual):
+        weight.data = torch.rand(WIDTH)
+    x, next_norm = torch.randn(3, WIDTH), Times()
+    normed, total = layer(layer.input_layernorm(x), x, next_norm, cast(Any, object()))
+    expected = layer.input_residual * x + layer.self_attn(layer.input_layernorm(x))
+    expected = layer.post_attention_residual * expected + layer.mlp(layer.post_attention_layernorm(expected))
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(normed, next_norm(expected))

@@ -24,6 +24,15 @@ GPT2 = {**OLD, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_i
 OPT = {**OLD, "ffn_dim": 100, "word_embed_proj_dim": 64, "max_position_embeddings": 128}
 NEOX = {"without": ["num_key_value_heads", "head_dim"], "num_attention_heads": 4, "max_position_embeddings": 128}
 FALCON = {**OLD, "num_attention_heads": 4, "ffn_hidden_size": 100, "alibi": False, "max_position_embeddings": 128}
+GPTJ = {**OLD, "num_attention_heads": 4, "rotary_dim": 8, "n_positions": 128, "n_inner": 100}
+PLAIN = {"without": ["num_key_value_heads", "head_dim"], "num_attention_heads": 4, "max_position_embeddings": 128}
+NEO = {**PLAIN, "window_size": 9}
+NO_DIM = {"without": ["head_dim"]}
+JETMOE = {
+    **{"kv_channels": 16, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "without": ["head_dim", "num_attention_heads"],
+}
+UNSCALED = {"scale_embedding": False}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -97,6 +106,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**FALCON, "multi_query": False, "bias": True, "parallel_attn": False, "alibi": True},
     ),
     "falcon-new": ("falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "bloom": ("bloom", {**OLD, "num_attention_heads": 4}),
+    "bloom-6-heads": ("bloom", {**OLD, "hidden_size": 96, "num_attention_heads": 6}),
+    "mpt": ("mpt", {**OLD, "num_attention_heads": 4, "tie_word_embeddings": True}),
+    "mpt-clipped": (
+        "mpt",
+        {**OLD, "hidden_size": 96, "num_attention_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.2}},
+    ),
+    "gptj": ("gptj", GPTJ),
+    "codegen": ("codegen", GPTJ),
+    "gpt_neo": ("gpt_neo", {**NEO, "num_hidden_layers": 4, "attention_types": [[["global", "local"], 2]]}),
+    "gpt_neo-local": ("gpt_neo", {**NEO, "attention_types": [[["local"], 2]], "tie_word_embeddings": True}),
+    "xglm": ("xglm", {**OLD, "num_attention_heads": 4, "ffn_dim": 100, "pad_token_id": 1, "scale_embedding": True}),
+    "xglm-unscaled": ("xglm", {**OLD, "num_attention_heads": 4, "ffn_dim": 100, "pad_token_id": 40, **UNSCALED}),
+    "biogpt": ("biogpt", {**PLAIN, "pad_token_id": 1}),
+    "biogpt-unscaled": ("biogpt", {**PLAIN, "pad_token_id": 1, **UNSCALED}),
+    "diffllama": ("diffllama", {**NO_DIM, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    "diffllama-biases": (
+        "diffllama",
+        {**NO_DIM, "num_attention_heads": 4, "num_key_value_heads": 4, "attention_bias": True},
+    ),
+    "doge": ("doge", {}),
+    "doge-windows": (
+        "doge",
+        {"sliding_window": 9, "num_attention_heads": 4, "num_key_value_heads": 2, "mlp_bias": True},
+    ),
+    "jetmoe": ("jetmoe", JETMOE),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "without": ["head_dim"]}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "without": ["head_dim"]}),
     "stablelm-qk-norm": (

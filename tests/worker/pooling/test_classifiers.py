@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, Qwen2Config, Qwen2Model
+from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.models.cohere.modeling_cohere import CoherePreTrainedModel
+from transformers.models.cohere2.modeling_cohere2 import Cohere2PreTrainedModel
+from transformers.models.granite.modeling_granite import GranitePreTrainedModel
 
 from app.checkpoints.model_info import ASSETS
 from app.errors import UnsupportedError
@@ -25,6 +30,7 @@ from tests.worker.pooling.pooling_driver import PoolingDriver
 
 # One variant of each family that transformers has a classifier of.
 NAMES = ("gemma", "gemma2", "gemma3", "phi", "phi4-mini", "gpt2", "gpt_neox", "opt-350m", "falcon-new", "stablelm")
+NAMES += ("bloom", "mpt", "gptj", "gpt_neo", "biogpt", "diffllama", "doge", "jetmoe")
 NAMES += ("olmo2", "olmo3", "glm", "glm4", "exaone4", "smollm3", "ministral", "ministral3")
 PROMPTS = prompts((3, 16, 37, 60))
 TOKENIZER = str(ASSETS / "tiny-chat")
@@ -39,24 +45,48 @@ def varied(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_classifier_gives_transformers_logits(name: str, tmp_path: Path) -> None:
+    check_classifier(name, AutoModelForSequenceClassification.from_config, tmp_path)
+
+
+def check_classifier(name: str, make: Callable[..., Any], directory: Path) -> None:
     family, changes = VARIANTS[name]
     options = {**DEFAULTS, **changes, "num_labels": 3, "pad_token_id": 0}
     for left_out in options.pop("without", ()):
         options.pop(left_out, None)
     torch.manual_seed(0)
-    judge = AutoModelForSequenceClassification.from_config(
-        AutoConfig.for_model(family, **options), attn_implementation="eager"
-    ).eval()
+    judge = make(AutoConfig.for_model(family, **options), attn_implementation="eager").eval()
     varied(judge)
-    judge.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0] in POOLING_MODELS
-    with PoolingDriver(tmp_path, tokenizer=TOKENIZER, max_model_len=100, max_num_batched_tokens=24) as driver:
+    judge.save_pretrained(directory)
+    assert json.loads((directory / "config.json").read_text())["architectures"][0] in POOLING_MODELS
+    with PoolingDriver(directory, tokenizer=TOKENIZER, max_model_len=100, max_num_batched_tokens=24) as driver:
         found = driver.pool(PROMPTS, task="classify", use_activation=False)
     with torch.inference_mode():
         for prompt, logits in zip(PROMPTS, found, strict=True):
             exact = judge(torch.tensor([prompt])).logits[0].numpy()
             np.testing.assert_allclose(logits, exact, atol=1e-3)
             assert np.ptp(exact) > 1e-2
+
+
+class CohereForSequenceClassification(GenericForSequenceClassification, CoherePreTrainedModel): ...  # type: ignore[misc]
+
+
+class Cohere2ForSequenceClassification(GenericForSequenceClassification, Cohere2PreTrainedModel): ...  # type: ignore[misc]
+
+
+class GraniteForSequenceClassification(GenericForSequenceClassification, GranitePreTrainedModel): ...  # type: ignore[misc]
+
+
+# Classifiers by transformers' own recipe, of families that it has none of.
+GENERIC = {
+    "cohere-plus": CohereForSequenceClassification,
+    "cohere2": Cohere2ForSequenceClassification,
+    "granite": GraniteForSequenceClassification,
+}
+
+
+@pytest.mark.parametrize("name", list(GENERIC))
+def test_a_classifier_of_a_family_without_one(name: str, tmp_path: Path) -> None:
+    check_classifier(name, GENERIC[name]._from_config, tmp_path)
 
 
 class Rewards(nn.Module):
