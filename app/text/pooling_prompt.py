@@ -75,7 +75,8 @@ def templated_prompts(
             prompts += pooling_prompts(tokenizer, [(first, second)], max_tokens, max_last_tokens, keeps_end=keeps_end)
             continue
         if max_last_tokens is not None:
-            second = _text_of(tokenizer, _cut(tokenizer.encode_plain([second])[0], max_last_tokens), second)
+            (whole,) = tokenizer.encode_plain([second])
+            second = _text_of(tokenizer, whole, _cut(whole, max_last_tokens), second)
         ids = tokenizer.encode(template.text(first, second), add_special_tokens=False)
         if max_tokens is not None and len(ids) > max_tokens:
             ids = _fitted(tokenizer, template, (first, second), max_tokens, keeps_end)
@@ -91,17 +92,20 @@ def _fitted(
     plain, room = tokenizer.encode_plain(pair), max_tokens - template.num_tokens(tokenizer)
     while True:
         parts = _fit(plain, room, keeps_end)
-        texts = [_text_of(tokenizer, part, text) for part, text in zip(parts, pair, strict=True)]
+        texts = [_text_of(tokenizer, *three) for three in zip(plain, parts, pair, strict=True)]
         ids = tokenizer.encode(template.text(*texts), add_special_tokens=False)
         if len(ids) <= max_tokens:
             return ids
         room -= len(ids) - max_tokens
 
 
-def _text_of(tokenizer: Tokenizer, encoding: Any, text: str) -> str:
-    """The text of a part of `text`, without the halves of characters at its ends."""
-    part = tokenizer.decode(encoding.ids, skip_special_tokens=False)
-    return part if part in text else part.strip("\ufffd")
+def _text_of(tokenizer: Tokenizer, whole: Any, part: Any, text: str) -> str:
+    """The text of a part of `text`, whose encoding is `whole`: without halves of characters at its ends, and a space
+    that only decoding puts before it."""
+    if part is whole:
+        return text
+    found = tokenizer.decode(part.ids, skip_special_tokens=False).strip("\ufffd")
+    return found if found in text else found.removeprefix(" ")
 
 
 def _fit(parts: list[Any], room: int, keeps_end: bool) -> list[Any]:
