@@ -24,8 +24,9 @@ import numpy as np
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
+from app.engine.scheduler.chunk_grants import ChunkGrants
 from app.engine.scheduler.deadlines import Deadlines, missed
-from app.engine.scheduler.draft_grants import grant_drafts
+from app.engine.scheduler.decode_grants import grant_decodes, grant_drafts
 from app.engine.scheduler.draft_lengths import create_lengths
 from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.loading import LoadingRequests
@@ -102,6 +103,7 @@ class Scheduler:
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
+        self._chunks = ChunkGrants(self.rows, kv, self._slots, self._encoders)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -242,7 +244,7 @@ class Scheduler:
             ready = micro_batch(
                 ready, self.rows.last_step, self._writer.next_step_id, self._last_returned, self._rules.num_stages
             )
-        decodes = self._grant_decodes(ready, plan)
+        decodes = grant_decodes(ready, plan, self.rows, self._slots)
         plan.has_decodes = bool(decodes.size)
         if self._drafts is not None:
             plan.num_proposed = self._drafts.choose(decodes)
@@ -258,14 +260,13 @@ class Scheduler:
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
-            if self._encoders is not None:
-                self._encoders.begin_plan()
-            self._grant_running(behind, plan)
+            self._chunks.begin_plan()
+            self._chunks.grant_running(behind, plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]
             else:  # while running requests lack blocks, nobody new gets in
                 self._admit_waiting(plan)
-            self._spend_rest(plan)
+            self._chunks.spend_rest(plan)
         elif decodes.size and decodes.size == ready.size and self._may_repeat(decodes, plan):
             step_message = self._writer.write(decodes, plan, is_alone=True)
             self._steady = self._writer.remember()
@@ -278,8 +279,10 @@ class Scheduler:
 
     def _may_repeat(self, decodes: IntArray, plan: StepPlan) -> bool:
         """True if the next step may be of the same rows, one token each: no pipeline, no drafts."""
-        drafts = self._drafts is not None and bool(plan.num_proposed or self.rows.num_drafts[decodes].any())
-        return self._rules.num_stages == 1 and not drafts
+        if self._rules.num_stages > 1 or self._drafts is None:
+            return self._rules.num_stages == 1
+        rows = self.rows
+        return not (plan.num_proposed and rows.may_draft[decodes].any()) and not rows.num_drafts[decodes].any()
 
     @property
     def has_failed(self) -> bool:
@@ -294,82 +297,6 @@ class Scheduler:
     def flush_message(self) -> SchedulerOutput:
         """An empty step message that brings back every output still on the device; it expects none of its own."""
         return self._writer.flush()
-
-    def _grant_decodes(self, decodes: IntArray, plan: StepPlan) -> IntArray:
-        """Rows that compute one token; only those at a block edge need a look."""
-        rows = self.rows
-        if decodes.size > plan.budget.left:
-            first = self.rows.in_order(decodes)[: plan.budget.left]
-            decodes = np.sort(np.array([request.row for request in first], np.intp))
-        short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
-        if not self._slots.grow_each(short):
-            for request in self.rows.in_order(short):
-                if request.row >= 0:  # not preempted by one before it
-                    self._slots.ensure(request, int(rows.num_computed[request.row]) + 1, plan)
-            decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
-        plan.budget.left -= decodes.size
-        return decodes
-
-    def _grant_running(self, behind: IntArray, plan: StepPlan) -> None:
-        """Chunks for running requests that are more than one token short."""
-        for request in self.rows.in_order(behind):
-            if plan.budget.left == 0:
-                break
-            if request.row < 0:
-                continue
-            remaining = request.num_tokens - int(self.rows.num_computed[request.row])
-            chunk = plan.budget.chunk(remaining)
-            if chunk > 0:
-                self._grant_chunk(request, chunk, remaining, plan, may_preempt=True)
-
-    def _grant_chunk(self, request: Request, chunk: int, remaining: int, plan: StepPlan, may_preempt: bool) -> None:
-        """Give up to `chunk` more tokens, as many as there are blocks for; at least one if that takes preemption."""
-        computed = int(self.rows.num_computed[request.row]) + plan.chunks.get(request, 0)
-        room, least = self._slots.room(request, computed), self._least_end(request, computed)
-        if least - computed > plan.budget.most:
-            return
-        chunk = max(chunk, least - computed)
-        if room < least - computed:
-            if not may_preempt or not self._slots.ensure(request, least, plan):
-                return
-            room = self._slots.room(request, computed)
-        begin = int(self.rows.num_computed[request.row])
-        chunk = self._cut(request, begin, computed + min(chunk, room)) - computed
-        if chunk <= 0:
-            return
-        if computed == begin:
-            self.kv.chunk_begins(request, begin)
-        granted = self._slots.ensure(request, computed + chunk, plan)
-        assert granted
-        plan.chunks[request] = plan.chunks.get(request, 0) + chunk
-        plan.budget.spend(chunk, remaining)
-
-    def _cut(self, request: Request, begin: int, end: int) -> int:
-        """The end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""
-        end = self.kv.cut(request, begin, end)
-        return end if self._encoders is None else self._encoders.cut(request, begin, end)
-
-    def _least_end(self, request: Request, begin: int) -> int:
-        return begin + 1 if self._encoders is None else self._encoders.least_end(request, begin)
-
-    def _may_begin(self, request: Request, begin: int, hit: PrefixHit, plan: StepPlan) -> bool:
-        """True if this step may begin what a waiting request shows at its first token."""
-        if self._encoders is None:
-            return True
-        least = self._encoders.least_end(request, begin) - begin
-        has_room = least <= min(plan.budget.most, max(1, self.kv.num_slots_after_hit(hit)))
-        return has_room and self._encoders.may_begin(request, begin)
-
-    def _spend_rest(self, plan: StepPlan) -> None:
-        """Tokens that nobody short wanted go to the long requests of the step."""
-        for request, granted in list(plan.chunks.items()):
-            if plan.budget.left == 0:
-                break
-            if request.row < 0:
-                continue
-            remaining = request.num_tokens - int(self.rows.num_computed[request.row]) - granted
-            if remaining > 0:
-                self._grant_chunk(request, min(remaining, plan.budget.left), remaining, plan, may_preempt=False)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         """Waiting requests, in order, as long as rows and blocks last.
@@ -391,10 +318,7 @@ class Scheduler:
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
-            begins = plan.budget.chunk(remaining) > 0 and self._may_begin(
-                request, request.num_tokens - remaining, hit, plan
-            )
-            if soon >= MIN_SHARED_TOKENS or not begins:
+            if soon >= MIN_SHARED_TOKENS or not self._chunks.may_begin(request, remaining, hit, plan):
                 passed += 1
                 continue
             if not self._slots.make_room(request, hit, plan):
@@ -410,12 +334,11 @@ class Scheduler:
         computed = hit.num_blocks * self.kv.block_size
         remaining = request.num_tokens - computed
         waits = hit.num_loads > 0 and plan.has_others
-        room = self.kv.num_slots_after_hit(hit)
-        least = self._least_end(request, computed) - computed
-        chunk = min(max(plan.budget.chunk(remaining), least), room)
-        admitted = self.kv.admit(request, hit, computed + (min(remaining, room) if waits else chunk))
+        chunk = self._chunks.first(request, remaining, hit, plan)
+        room = min(remaining, self.kv.num_slots_after_hit(hit)) if waits else chunk
+        admitted = self.kv.admit(request, hit, computed + room)
         assert admitted
-        chunk = self._cut(request, computed, computed + chunk) - computed
+        chunk = self._chunks.cut(request, computed, computed + chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         if self._adapters is not None:
             self._adapters.enter(request)

@@ -45,6 +45,7 @@ class StepWriter:
         num_decode_tokens = decodes.size + (0 if plan.drafts is None else int(plan.drafts.sum()))
         num_tokens = num_decode_tokens + sum(plan.chunks.values())
         table.last_step[rows] = self.next_step_id
+        num_proposed = plan.num_proposed if table.may_draft[rows[samples]].any() else 0
         message = self._send(
             InFlightStep(
                 self.next_step_id,
@@ -55,7 +56,7 @@ class StepWriter:
                 num_tokens,
                 num_decode_tokens,
                 drafts,
-                plan.num_proposed,
+                num_proposed,
             )
         )
         if table.has_grammar.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.sampled_tokens import SampledTokens
 from app.records.stats import RequestTimings, StepStats
 from app.records.step import ModelRunnerOutput
+from app.records.thinking_budget import ThinkingBudget
 from tests.engine.core_driver import assert_idle, make_core, make_request, run
 from tests.engine.fake_executor import FakeExecutor, expected_tokens
 
@@ -96,6 +98,28 @@ def test_drafts_take_nothing_from_prompts() -> None:
     entered = next(step for step in reversed(executor.step_messages) if step.new_requests)
     assert entered.num_draft_tokens is None
     assert entered.num_scheduled_tokens.tolist() == [1, 1, 1, 5]
+
+
+def test_rows_that_may_not_draft_are_left_with_none() -> None:
+    """A thinking budget counts on exact lengths: steps of such rows alone say that nobody wants any, so that the
+    workers need no room for them; beside others, prompts too, nothing changes."""
+    core = make_core(num_draft_tokens=4, max_inflight_steps=1)
+    thinks = (ThinkingBudget(9, (), (3,)),)
+    core.add_request(replace(make_request("thinks", PROMPT, max_tokens=20), asks=thinks))
+    for _ in range(4):
+        core.step()
+    executor = core.executor
+    assert isinstance(executor, FakeExecutor)
+    assert [step.num_proposed for step in executor.step_messages] == [0] * 4
+    assert all(step.num_draft_tokens is None for step in executor.step_messages)
+    core.add_request(make_request("drafts", PROMPT, max_tokens=20, choice_index=1))
+    for _ in range(2):
+        core.step()
+    entered, verified = executor.step_messages[-2:]
+    assert [one.spec.request_id for one in entered.new_requests] == ["drafts"]
+    assert entered.num_proposed == verified.num_proposed == 4
+    assert verified.num_draft_tokens is not None
+    assert sorted(verified.num_draft_tokens.tolist()) == [0, 4]
 
 
 def test_intervals_are_those_between_tokens() -> None:
