@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
+from app.records.adapter import AdapterAsk
 from app.records.pooling_params import PoolingParams
 from app.records.sampling_params import SamplingParams
 
@@ -43,7 +44,7 @@ class Placement:
     """Says whose request it is and what it belongs with: the Router, queues and caches go by it, no worker does."""
 
     priority: int = 0  # among the tenant's own
-    cache_root: bytes = b""  # tenant, adapter and cache_salt: root of the block-hash chain (I5)
+    cache_root: bytes = b""  # tenant and cache_salt; see EngineRequest.cache_root
     session: str = ""  # what the client says belongs together; a routing policy may keep it on one replica
     tenant: str = ""  # tenants take turns where work queues
     service_class: ServiceClass = DEFAULT_CLASS
@@ -80,6 +81,13 @@ class EngineRequest:
             if isinstance(ask, kind):
                 return ask
         return None
+
+    @property
+    def cache_root(self) -> bytes:
+        """The root of the block-hash chain (I5): tenant, cache_salt, and the digest of its adapter. Who hashes blocks
+        takes it from here, so that no request meets blocks of another adapter, whoever built it."""
+        ask, root = self.asked(AdapterAsk), self.placement.cache_root
+        return root if ask is None else ask.cache_root(root)
 
     @property
     def token_figures(self) -> list[str]:

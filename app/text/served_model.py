@@ -9,7 +9,6 @@ from functools import cached_property
 from app.checkpoints.model_info import ModelInfo
 from app.records.adapter import AdapterAsk
 from app.records.pooling_info import PoolingInfo
-from app.records.request import Placement
 from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
 from app.text.message_marks import message_marks
@@ -50,12 +49,6 @@ class ServedModel:
     def engine_name(self) -> str:
         """The name of the model whose engines compute it."""
         return self.parent or self.name
-
-    def placed(self, placement: Placement) -> Placement:
-        """A request's placement, whose blocks are this adapter's."""
-        if self.adapter is None:
-            return placement
-        return replace(placement, cache_root=self.adapter.cache_root(placement.cache_root))
 
     @property
     def message_marks(self) -> frozenset[int]:

@@ -93,7 +93,7 @@ class FakeEngine:
 
     def _cache(self, request: EngineRequest) -> int:
         """Cached tokens of the prompt, all of whose blocks are cached from now on."""
-        root = root_hash(self._key, model=self._revision, cache_root=request.placement.cache_root)
+        root = root_hash(self._key, model=self._revision, cache_root=request.cache_root)
         hashes = hash_blocks(self._key, root, request.prompt_token_ids, self._config.block_size)
         new = [block_hash for block_hash in hashes if block_hash not in self._cached]
         self._cached.update(dict.fromkeys(new))

@@ -27,7 +27,7 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.errors import MantaError
 from app.records.adapter import AdapterAsk
 from app.records.bad_words import BadWords
-from app.records.request import EngineRequest, Placement
+from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams, StructuredOutputs
 from app.structured.sandboxed_compile import SandboxedCompile
 from tests.adapters import pair as two_matrices
@@ -115,7 +115,6 @@ def requests(names: list[tuple[str, ...]]) -> list[EngineRequest]:
         if options.pop("adapter", False):
             ask = AdapterAsk("own", AdapterFiles.read(tiny_adapter(), 16).digest())
             options["asks"] = (*options.get("asks", ()), ask)
-            options["placement"] = Placement(cache_root=ask.cache_root(b""))
         own = {key: options.pop(key) for key in OF_REQUEST & options.keys()}
         for half, length in enumerate((5, 14)):
             prompt = [(number * 31 + half * 7 + i * i) % 320 + 5 for i in range(length)]

@@ -47,7 +47,7 @@ class RequestBuilder:
         usual_max_tokens: int | None = None,
     ) -> None:
         self._model = model
-        self._placement = model.placed(placement)
+        self._placement = placement
         self._names = names
         self._inside = inside
         self._usual_max_tokens = usual_max_tokens
@@ -103,6 +103,4 @@ def pooling_request(
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
     asks = prompt.asks if model.adapter is None else (*prompt.asks, model.adapter)
     with in_words_of(names):
-        return model.bounds.settle(
-            EngineRequest(request_id, prompt.token_ids, params, placement=model.placed(placement), asks=asks)
-        )
+        return model.bounds.settle(EngineRequest(request_id, prompt.token_ids, params, placement=placement, asks=asks))

@@ -18,7 +18,6 @@ from app.api.openai.tokenize import prompt_token_ids
 from app.bounds import Count
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
-from app.records.request import Placement
 
 
 class RouteRequest(TokenizeRequest):
@@ -54,7 +53,8 @@ def debug_routes(client: RouteExplainer, limits: RequestLimits) -> APIRouter:
         token_ids = await prompt_token_ids(work_of(request), body, model, limits)
         if not token_ids:
             raise InvalidRequestError("prompt: must hold at least one token", param="prompt")
-        root = model.placed(Placement(cache_root=cache_root(request.state.tenant, body.cache_salt))).cache_root
+        root = cache_root(request.state.tenant, body.cache_salt)
+        root = root if model.adapter is None else model.adapter.cache_root(root)
         return JSONResponse(
             await client.explain_route(model.engine_name, token_ids, root, body.max_tokens, body.session)
         )

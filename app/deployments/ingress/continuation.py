@@ -159,7 +159,7 @@ def _digest(request: EngineRequest) -> bytes:
     work = request.work
     params = work if isinstance(work, PoolingParams) else work.model_copy(update={"seed": None})
     prompt = np.array(request.prompt_token_ids, np.int64).tobytes()
-    beside = repr((params, request.placement.cache_root))  # whose it is, and of which adapter
+    beside = repr((params, request.cache_root))  # whose it is, and of which adapter
     return hashlib.blake2b(prompt + beside.encode(), digest_size=16).digest()
 
 

@@ -56,7 +56,7 @@ class RouterClient:
         if self.is_silent:
             return None
         known = [*request.prompt_token_ids, *request.output_token_ids] if request.output_token_ids else None
-        tokens, root = known or request.prompt_token_ids, request.placement.cache_root
+        tokens, root = known or request.prompt_token_ids, request.cache_root
         hashes = await self._hasher.hash_prompt(tokens, root, load, request.asks)
         query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
         claimed = None if claim is None else claim._replace(num_choices=query.num_choices)

@@ -61,7 +61,7 @@ class Admission:
             max_total_tokens=len(prompt) + max_tokens,
             eos_token_ids=self.bounds.eos_token_ids,
             stop_token_ids=frozenset(work.stop_token_ids if isinstance(work, SamplingParams) else ()),
-            root_hash=root_hash(self._block_hash_key, model=revision, cache_root=request.placement.cache_root),
+            root_hash=root_hash(self._block_hash_key, model=revision, cache_root=request.cache_root),
             revision=revision,
             needs_all_tokens=self._needs_all_tokens(work),
             owes_prompt_logprobs=request.wants_prompt_logprobs and not generated,  # they come with the first token
@@ -77,8 +77,8 @@ class Admission:
         """Let a request that has no blocks be computed with the weights that there are now."""
         if request.revision != self.revision:
             request.revision = self.revision
-            cache_root = request.spec.placement.cache_root
-            request.root_hash = root_hash(self._block_hash_key, model=self.revision, cache_root=cache_root)
+            own = request.spec.cache_root
+            request.root_hash = root_hash(self._block_hash_key, model=self.revision, cache_root=own)
             self._kv.hash_known(request)
 
     def _needs_all_tokens(self, work: SamplingParams | PoolingParams) -> bool:

@@ -49,7 +49,7 @@ class SuffixProposer(Proposer):
 
     def enter(self, row: int, request: NewRequest) -> None:
         """A request entered its row."""
-        root = blake2b(request.spec.placement.cache_root, digest_size=8).digest()
+        root = blake2b(request.spec.cache_root, digest_size=8).digest()
         self._roots.values[row] = int.from_bytes(root, "little", signed=True)
         self._firsts.set(row, request.num_prompt_tokens)
 

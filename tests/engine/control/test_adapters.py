@@ -63,7 +63,7 @@ def asking(request_id: str, ask: AdapterAsk | None, max_tokens: int = 8) -> Engi
     request = make_request(request_id, [5, 9, 200, 7, 3, 77, 130], max_tokens=max_tokens, temperature=0.0)
     if ask is None:
         return request
-    return replace(request, asks=(ask,), placement=replace(request.placement, cache_root=ask.cache_root(b"")))
+    return replace(request, asks=(ask,))
 
 
 def test_replaced_under_way(core: EngineCore, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def asking(request_id: str, adapter: int | None, length: int = 6, max_tokens: in
     if adapter is None:
         return request
     ask = AdapterAsk(f"a{adapter}", bytes([adapter]))
-    return replace(request, asks=(ask,), placement=replace(request.placement, cache_root=ask.cache_root(b"")))
+    return replace(request, asks=(ask,))
 
 
 def adapters_of_rows(core: EngineCore) -> list[set[bytes]]:

@@ -10,6 +10,7 @@ import pytest
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.scheduler.admission import Admission
 from app.errors import PromptTooLongError
+from app.records.adapter import AdapterAsk
 from app.records.request import EngineRequest, Placement
 from app.records.request_bounds import RequestBounds
 from app.records.request_state import Request
@@ -50,3 +51,12 @@ def test_time_spent_before_the_engine_counts_and_a_fast_clock_does_not() -> None
 def test_cache_roots_part_the_hash_chains() -> None:
     one, other = (admit([1] * 9, request={"placement": Placement(cache_root=root)}) for root in (b"a", b"b"))
     assert not set(one.block_hashes) & set(other.block_hashes)
+
+
+def test_an_adapters_digest_is_in_the_hash_chain_whoever_built_the_request() -> None:
+    """A name that means other weights by now never meets the old blocks; nothing but the ask says which it is."""
+    asks: list[tuple[AdapterAsk, ...]] = [(), (AdapterAsk("a", b"1" * 16),), (AdapterAsk("a", b"2" * 16),)]
+    chains = [admit([1] * 9, request={"asks": ask}).block_hashes for ask in asks]
+    assert len({tuple(chain) for chain in chains}) == 3
+    again = admit([1] * 9, request={"asks": (AdapterAsk("b", b"2" * 16),)})
+    assert again.block_hashes == chains[2]
