@@ -31,16 +31,19 @@ def write_adapter(directory: Path, tensors: dict[str, torch.Tensor] | None = Non
     return directory
 
 
-def peft_adapter(model: Path, directory: Path, seed: int = 0, scale: float = 0.3, **config: Any) -> Path:
-    """A random adapter of a model in `model`, saved by PEFT."""
+def peft_adapter(
+    model: Path, directory: Path, seed: int = 0, scale: float = 0.3, base: Any = None, **config: Any
+) -> Path:
+    """A random adapter of a model in `model`, or of this one, saved by PEFT: all that it would train is random."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    adapted = get_peft_model(hf_model(model), LoraConfig(**config))
+    adapted = get_peft_model(hf_model(model) if base is None else base, LoraConfig(**config))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn_like(parameter) * scale)
+            if parameter.requires_grad or "lora_" in name:
+                own = torch.randn_like(parameter) * scale
+                parameter.copy_(own.abs() + 1.0 if "magnitude" in name else own)
     adapted.save_pretrained(directory)
     return directory
 

@@ -186,6 +186,12 @@ class EngineConfig(Frozen):
         16, ge=1, le=512, description="Largest rank of an adapter (enable_lora); each of max_loras takes its memory."
     )
 
+    lora_extras: bool = Field(
+        False,
+        description="Take adapters that have more than low-rank matrices of linear layers: DoRA, biases, embeddings, "
+        "output head, a classifier's head (enable_lora). Takes memory of each slot, and time of steps with adapters.",
+    )
+
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
     pipeline_partition: tuple[int, ...] | None = Field(

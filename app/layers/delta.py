@@ -26,4 +26,5 @@ class Delta(ABC):
 
     @abstractmethod
     def add(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-        """The same for a product that stands: y [T, N], which is overwritten, + what x [T, K] gives."""
+        """The same for a product that stands: y [T, N], which is overwritten, + what x [T, K] gives; of an embedding x
+        int [T] says which row each token has, below 0: none of this rank's."""

@@ -9,38 +9,34 @@ product comes as its epilogue.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Mapping
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from app.checkpoints.tensors.leaf import Share
-from app.distributed.parallel_groups import RankGroup
 from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
-from app.layers.delta import Delta
 from app.layers.epilogue import PLAIN, Epilogue
-from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.quantization.base import QuantMethod
 from app.quantization.plain import PLAIN_METHOD
 
 
-class Linear(QuantizedLayer, ABC):
+class Linear(AdaptedLayer):
     """y = x W^T + b on this rank's share: weight [output_size, input_size], bias [output_size]."""
 
     weight: Weight  # where a quantization method stores a leaf of this name
-    takes_delta: ClassVar[bool] = True  # whether its product is made here, and nowhere else
-    delta: Delta | None = None  # what some rows of a step add to the product
 
     def __init__(self, ctx: BuildContext, outputs: Mapping[str, Share], inputs: Share, bias: bool) -> None:
         """`outputs`: this rank's shares of the parts, by their names in the checkpoint ("": its own)."""
         super().__init__()
-        self.tp: RankGroup = ctx.groups.tp
+        self.tp = ctx.groups.tp
         self.dtype = ctx.dtype
         self.output_shares, self.input_share = dict(outputs), inputs
         self.stored: list[StoredWeight] = []
@@ -50,7 +46,7 @@ class Linear(QuantizedLayer, ABC):
         self.bias = Weight(torch.empty(size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         self.packed: PackedWeight | None = None
         self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
-        self.is_streamed = False  # its weight comes to where it lies just before it is read: it cannot be packed
+        self.is_streamed = False  # where it is, it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.device, self.ops = ctx.device, LINEAR_OPS.on(ctx.device)
 
@@ -116,6 +112,21 @@ class Linear(QuantizedLayer, ABC):
         if self.delta is not None and self.delta.is_wanted:
             y = self.delta.add(x, y)
         return epilogue.after_all_reduce(self.tp, y) if self.sums_up else epilogue.after(y)
+
+    @property
+    def adds_bias(self) -> bool:
+        """See AdaptedLayer."""
+        return not self.sums_up or self.tp.rank == 0
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See AdaptedLayer."""
+        if self.packed is None:
+            return self.ops.linear(x, self.weight, None)
+        return self.packed.linear(x, None) if self.packed_ops is None else self.packed_ops.linear(x, self.packed, None)
+
+    def squares(self) -> torch.Tensor:
+        """See AdaptedLayer."""
+        return super().squares() if self.packed is not None else self.weight.float().square().sum(1)
 
     def pack(self) -> None:
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from app.checkpoints.tensors.leaf import Share
+from app.distributed.parallel_groups import RankGroup
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
-from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight
 from app.layers.weight import REPLICATED, Weight
 from app.quantization.base import QuantMethod
@@ -29,10 +31,11 @@ class ReplicatedTable(nn.Module):
         return F.embedding(indices, self.weight)
 
 
-class ReplicatedLinear(QuantizedLayer):
+class ReplicatedLinear(AdaptedLayer):
     """y = x W^T + b. What is stored in a quantized form is dequantized at load."""
 
     stays_plain = True
+    tp = RankGroup()  # each rank adds up all of it
     weight: Weight  # where a quantization method stores a leaf of this name
 
     def __init__(
@@ -45,8 +48,9 @@ class ReplicatedLinear(QuantizedLayer):
     ) -> None:
         """`dtype`: of the weight; None: the model's."""
         super().__init__()
-        self.dtype = dtype or ctx.dtype
+        self.dtype, self.device = dtype or ctx.dtype, ctx.device
         self._outputs, self._inputs = (Share(0, size, 0, size) for size in (output_size, input_size))
+        self.output_shares, self.input_share = {"": self._outputs}, self._inputs
         self.stored = StoredWeight(self, PLAIN_METHOD, {"": self._outputs}, self._inputs, self.dtype)
         self.bias = Weight(torch.empty(output_size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.dequantized: torch.Tensor | None = None  # [N, K], of a quantized one
@@ -81,6 +85,16 @@ class ReplicatedLinear(QuantizedLayer):
         """[N, K]."""
         return self.weight if self.dequantized is None else self.dequantized
 
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See AdaptedLayer."""
+        return F.linear(x, self.multiplier)
+
+    def squares(self) -> torch.Tensor:
+        """See AdaptedLayer."""
+        return self.multiplier.float().square().sum(1)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, input_size] -> [N, output_size], in the weights' type."""
-        return F.linear(x.to(self.dtype), self.multiplier, self.bias)
+        x = x.to(self.dtype)
+        y = F.linear(x, self.multiplier, self.bias)
+        return self.delta.add(x, y) if self.delta is not None and self.delta.is_wanted else y

@@ -6,6 +6,7 @@ A vocabulary that does not divide is padded: the last ranks hold rows that no to
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -13,15 +14,16 @@ import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, PackedWeight, pack_weight
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
-from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.quantization.base import QuantMethod
 from app.quantization.plain import PLAIN_METHOD
 
 
-class VocabShard(QuantizedLayer):
+class VocabShard(AdaptedLayer):
     """This rank's rows of a [V, C] table."""
 
     weight: Weight  # where a quantization method stores a leaf of this name
@@ -29,12 +31,13 @@ class VocabShard(QuantizedLayer):
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.tp = ctx.groups.tp
-        self.dtype = ctx.dtype
+        self.dtype, self.device = ctx.dtype, ctx.device
         self.vocab_size = vocab_size
         self.rows = -(-vocab_size // self.tp.size)
         self.first = self.tp.rank * self.rows
         self.held = max(0, min(self.rows, vocab_size - self.first))  # rows that are tokens'
         self.inputs = Share(0, hidden_size, 0, hidden_size)
+        self.tokens = Share(0, self.held, min(self.first, vocab_size), vocab_size)
         self.stored: StoredWeight | None = None  # None: a plain table
         self.weight = Weight(torch.empty(self.rows, hidden_size, dtype=ctx.dtype), WeightSpec(self.load_weight))
 
@@ -46,6 +49,11 @@ class VocabShard(QuantizedLayer):
         weight.data[self.held :].zero_()
 
     @property
+    @abstractmethod
+    def table(self) -> torch.Tensor:
+        """The rows of this rank, [rows, C]."""
+
+    @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
         """See QuantizedLayer."""
         return {"": LayerPart(self.vocab_size, self.inputs.size)}
@@ -55,8 +63,7 @@ class VocabShard(QuantizedLayer):
         if methods[""] is PLAIN_METHOD:
             return
         del self.weight
-        rows = Share(0, self.held, min(self.first, self.vocab_size), self.vocab_size)
-        self.stored = StoredWeight(self, methods[""], {"": rows}, self.inputs, self.dtype)
+        self.stored = StoredWeight(self, methods[""], {"": self.tokens}, self.inputs, self.dtype)
 
 
 class VocabEmbedding(VocabShard):
@@ -67,11 +74,12 @@ class VocabEmbedding(VocabShard):
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__(ctx, vocab_size, hidden_size)
         self.dequantized: torch.Tensor | None = None  # [rows, C], of a quantized table
+        self.output_shares, self.input_share, self.bias = {"": self.inputs}, self.tokens, None
         self._tied: tuple[LMHead, ...] = ()  # the head that shares the table; no module of this one
 
     @property
     def table(self) -> torch.Tensor:
-        """The rows of this rank, [rows, C]."""
+        """See VocabShard."""
         return self.weight if self.dequantized is None else self.dequantized
 
     def store(self, methods: Mapping[str, QuantMethod]) -> None:
@@ -89,11 +97,26 @@ class VocabEmbedding(VocabShard):
         """int [T] -> [T, C]."""
         weight = self.table
         if self.tp.size == 1:
-            return F.embedding(token_ids, weight)
+            return self._adapted(token_ids, F.embedding(token_ids, weight))
         local = token_ids - self.first
         own = local.clamp(0, self.rows - 1)
-        hidden = F.embedding(own, weight)
-        return self.tp.all_reduce(hidden.masked_fill_((own != local).unsqueeze(-1), 0.0))
+        others = own != local
+        hidden = F.embedding(own, weight).masked_fill_(others.unsqueeze(-1), 0.0)
+        return self.tp.all_reduce(self._adapted(local.masked_fill(others, -1), hidden))
+
+    def _adapted(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of this rank's tokens, by their places in its table; -1: another rank's."""
+        if self.delta is None or not self.delta.is_wanted:
+            return hidden
+        return self.delta.add(token_ids.flatten(), hidden.flatten(0, -2)).view_as(hidden)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See AdaptedLayer: x weighs the tokens."""
+        return x @ self.table[: self.held]
+
+    def squares(self) -> torch.Tensor:
+        """See AdaptedLayer."""
+        return self.table[: self.held].float().square().sum(0)
 
     def pack(self) -> None:
         """Dequantize."""
@@ -121,6 +144,7 @@ class LMHead(VocabShard):
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int, bias: bool = False) -> None:
         super().__init__(ctx, vocab_size, hidden_size)
         self.bias = Weight(torch.empty(self.rows, dtype=ctx.dtype), WeightSpec(self.load_weight)) if bias else None
+        self.output_shares, self.input_share = {"": self.tokens}, self.inputs
         self.tied = False
         self.packed: PackedWeight | None = None
         self.ops = LINEAR_OPS.on(ctx.device)
@@ -139,7 +163,7 @@ class LMHead(VocabShard):
 
     @property
     def table(self) -> torch.Tensor:
-        """The rows of this rank, [rows, C]."""
+        """See VocabShard."""
         return self._embedding[0].table if self.tied else self.weight
 
     def pack(self) -> None:
@@ -166,18 +190,32 @@ class LMHead(VocabShard):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, V], the whole vocabulary on every rank."""
-        if self.stored is not None:
-            local = self._quantized(hidden)
-        elif self.packed is None:
-            local = self.ops.linear(hidden, self.table, self.bias)
-        else:
-            local = self.packed.linear(hidden, self.bias)
+        local = self._local(hidden, self.bias)
+        if self.delta is not None and self.delta.is_wanted:
+            local = self.delta.add(hidden, local)
         logits = self.tp.all_gather(local)
         return logits[:, : self.vocab_size]
 
-    def _quantized(self, hidden: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See AdaptedLayer."""
+        return self._local(x, None)[:, : self.held]
+
+    def squares(self) -> torch.Tensor:
+        """See AdaptedLayer."""
+        if self.stored is not None or self.packed is not None:
+            return super().squares()
+        return self.table[: self.held].float().square().sum(1)
+
+    def _local(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.stored is not None:
+            return self._quantized(hidden, bias)
+        if self.packed is None:
+            return self.ops.linear(hidden, self.table, bias)
+        return self.packed.linear(hidden, bias)
+
+    def _quantized(self, hidden: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Logits of the rows that tokens have, and zeros for the others."""
         if self.packed is None:
             return hidden.new_zeros(hidden.shape[0], self.rows)
-        bias = None if self.bias is None else self.bias[: self.held]
+        bias = None if bias is None else bias[: self.held]
         return F.pad(self.packed.linear(hidden, bias), (0, self.rows - self.held))

@@ -1,14 +1,16 @@
 """An adapter's matrices, as far as this rank's layers take them, from what PEFT wrote.
 
 The mapping is total: each tensor has a place in a layer of this rank, or of another stage, or the load fails and names
-it. Where a family renames or splits what its checkpoints hold, the second matrix goes the same way as a weight of the
-base model, whose outputs it has; the first one is the same for all parts.
+it. Where a family renames or splits what its checkpoints hold, what goes along a layer's outputs goes the same way as
+a weight of the base model, whose outputs it has; the first matrix is the same for all parts. An embedding is a layer
+whose inputs are tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,13 +19,16 @@ from app.checkpoints.adapters.adapter_files import AdapterFiles, LowRankEntry
 from app.checkpoints.safetensors_header import TensorEntry
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError, UnsupportedError
-from app.layers.linear import Linear
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.quantized_layer import QuantizedLayer
+from app.layers.vocab import LMHead, VocabShard
+from app.loading.adapter_changes import SIDES, LayerChange, changes_of
 from app.loading.quantized_modules import quantized_parts
 from app.loading.weight_update import GivenTensor
 from app.models.base import EngineModel
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NEEDS_EXTRAS = "start the engine with lora_extras for adapters of this kind"
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +37,7 @@ class LayerPair:
     but to where it will lie."""
 
     module: str  # its name in the checkpoint
-    layer: Linear
+    layer: AdaptedLayer
     part: str  # its name in the layer, "" of one that has but one
     first: torch.Tensor  # [r, K]
     second: torch.Tensor  # [N, r]
@@ -51,6 +56,8 @@ class LayerPair:
         self._expect_numbers(target, "lora_B")
 
     def _expect_numbers(self, tensor: torch.Tensor, name: str) -> None:
+        if not tensor.numel():  # a rank that holds no token
+            return
         low, high = tensor.aminmax()  # several times as fast as to ask each
         if not (low.isfinite() and high.isfinite()):
             what = f"holds numbers that are none, or too large for {str(tensor.dtype).removeprefix('torch.')}"
@@ -58,81 +65,159 @@ class LayerPair:
 
 
 class AdapterReader:
-    """Reads adapters for one model. `elsewhere`: names of tensors that other stages' layers are filled from."""
+    """Reads adapters for one model. `layers`: those that have room for them; `elsewhere`: names of tensors that other
+    stages' layers are filled from; `extras`: whether more is taken than matrices of linear layers."""
 
-    def __init__(self, model: EngineModel, elsewhere: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        layers: Iterable[AdaptedLayer],
+        elsewhere: frozenset[str] = frozenset(),
+        *,
+        extras: bool = False,
+    ) -> None:
         self._model = model
+        self._layers = frozenset(layers)
         self._elsewhere = elsewhere
+        self._extras = extras
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
+        tied = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, LMHead) and layer.tied)
+        self._parts |= {name: (layer, "") for name, layer in tied}
 
     def check(self, files: AdapterFiles) -> None:
         """CheckpointError, UnsupportedError name a tensor without a place, or of another size. By the header alone:
         what passes is no larger than the model has room for."""
-        taken: set[tuple[Linear, str]] = set()
+        taken: set[tuple[AdaptedLayer, str]] = set()
         for module, entry in files.modules.items():
-            second = torch.empty(entry.second.shape, device="meta")
-            for name, rows in self._places(module, second.t() if files.config.is_transposed else second).items():
-                layer, part = self._layer(module, name)
-                if layer is None:
-                    continue
+            first, second = _meta(entry.first), _meta(entry.second)
+            for layer, part, size in self._places_of(files, entry, first, second):
                 if (layer, part) in taken:
                     raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
                 taken.add((layer, part))
-                self._check_sizes(module, layer, part, entry.first.shape[1], rows.shape[0])
+                inputs, outputs = (size, len(second)) if entry.is_table else (entry.first.shape[1], size)
+                self._check_sizes(module, layer, part, inputs, outputs)
+                if files.config.ties and isinstance(layer, VocabShard):
+                    raise UnsupportedError(f"{module}: ensure_weight_tying is not supported", param=PARAM)
+        for change in self._changes(files, None):
+            change.check()
 
     def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
         """The matrices of an adapter that was checked, whose file of weights holds `content`: they are views of it."""
         return [pair for entry in files.modules.values() for pair in self._of_module(files, entry, content)]
 
-    def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
-        first, second = (self._read(one, content) for one in (entry.first, entry.second))
-        places = self._places(entry.module, second.t() if files.config.is_transposed else second)
-        for name, rows in places.items():
-            layer, part = self._layer(entry.module, name)
-            if layer is not None:
-                outputs, inputs = layer.output_shares[part], layer.input_share
-                own = rows.whole()[outputs.start : outputs.start + outputs.size]
-                first_own = first[:, inputs.start : inputs.start + inputs.size]
-                yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
+    def changes(self, files: AdapterFiles, content: bytearray) -> list[LayerChange]:
+        """Returns what it holds beside them, copied. CheckpointError names what holds no numbers."""
+        return self._changes(files, content)
 
-    def _places(self, module: str, second: torch.Tensor) -> Mapping[str, StoredTensor]:
+    def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
+        first, second = (_read(one, content) for one in (entry.first, entry.second))
+        if entry.is_table:
+            for layer, part, _ in self._places_of(files, entry, first, second):
+                inputs = layer.input_share
+                own = first[:, inputs.start : inputs.start + inputs.size]
+                yield LayerPair(entry.module, layer, part, own, second, entry.scale)
+            return
+        for layer, part, rows in self._rows(entry.module, _as_weight(files, second)):
+            outputs, inputs = layer.output_shares[part], layer.input_share
+            own = rows.whole()[outputs.start : outputs.start + outputs.size]
+            first_own = first[:, inputs.start : inputs.start + inputs.size]
+            yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
+
+    def _places_of(
+        self, files: AdapterFiles, entry: LowRankEntry, first: torch.Tensor, second: torch.Tensor
+    ) -> Iterator[tuple[AdaptedLayer, str, int]]:
+        """The layers and parts that a pair is for, and how many rows of the checkpoint's weight go there."""
+        weight = first.t() if entry.is_table else _as_weight(files, second)
+        for layer, part, rows in self._rows(entry.module, weight):
+            if entry.is_table != (layer.kind == "embedding"):
+                what = "an embedding" if entry.is_table else "another layer"
+                raise CheckpointError(f"{entry.module}: its matrices are {what}'s; the layer is not", param=PARAM)
+            yield layer, part, rows.shape[0]
+
+    def _changes(self, files: AdapterFiles, content: bytearray | None) -> list[LayerChange]:
+        """Without contents where there is none."""
+        if files.extras and not self._extras:
+            raise UnsupportedError(f"{next(iter(files.extras))}: {_NEEDS_EXTRAS}", param=PARAM)
+        found: list[LayerChange] = []
+        for module, extras in files.extras.items():
+            pair = files.modules.get(module)
+            sides = ((side, entry) for side in SIDES if (entry := getattr(extras, side)) is not None)
+            tensors = {side: _meta(entry) if content is None else _read(entry, content) for side, entry in sides}
+            places = partial(self._changed, files, module, None if pair is None or not pair.is_table else pair.first)
+            found += changes_of(module, tensors, places, 1.0 if pair is None else pair.scale)
+        return found
+
+    def _changed(
+        self, files: AdapterFiles, module: str, table: TensorEntry | None, side: str, tensor: torch.Tensor
+    ) -> Iterator[tuple[AdaptedLayer, str, torch.Tensor]]:
+        """The layers and parts that a tensor beside the matrices goes to, with the rows of each. `table`: the first
+        matrix of an embedding, whose outputs are the same for all of its rows."""
+        if table is not None and side == "magnitude":
+            for layer, part, _ in self._rows(module, _meta(table).t()):
+                yield layer, part, tensor
+            return
+        weight = tensor if tensor.ndim == 2 else _as_weight(files, tensor.unsqueeze(1))
+        for layer, part, rows in self._rows(module, weight):
+            yield layer, part, rows.whole() if tensor.ndim == 2 else rows.whole().squeeze(1)
+
+    def _rows(self, module: str, weight: torch.Tensor) -> Iterator[tuple[AdaptedLayer, str, StoredTensor]]:
+        """The layers of this rank that a weight of this module goes to, with the rows that each part gets."""
+        for name, rows in self._named(module, weight).items():
+            layer, part = self._layer(module, name)
+            if layer is not None:
+                yield layer, part, rows
+
+    def _named(self, module: str, weight: torch.Tensor) -> Mapping[str, StoredTensor]:
         """Our names of the parts that a module of the checkpoint becomes, with their rows."""
-        given = GivenTensor.of(f"{module}.weight", second, "the adapter")
+        given = GivenTensor.of(f"{module}.weight", weight, "the adapter")
         try:
             named = dict(self._model.own_tensors(given.name, given))
         except (RuntimeError, CheckpointError) as error:
-            what = f"{module}.lora_B.weight is {list(second.shape)}, which is no layer's: {error}"
+            what = f"{module}: its matrices are for {list(weight.shape)}, which is no layer's: {error}"
             raise CheckpointError(what, param=PARAM) from None
+        if not named and module in self._parts:  # a tied head, which checkpoints do not hold
+            named = {given.name: given}
         if not named:
             raise CheckpointError(f"{module}: the model that is served has no use for this layer", param=PARAM)
         return {name.removesuffix(".weight"): rows for name, rows in named.items()}
 
-    def _layer(self, module: str, name: str) -> tuple[Linear | None, str]:
+    def _layer(self, module: str, name: str) -> tuple[AdaptedLayer | None, str]:
         """Our layer of this name, and which part of it; None: another stage has it."""
         if name not in self._parts:
             if f"{name}.weight" in self._elsewhere:
                 return None, ""
             raise CheckpointError(f"{module}: the model has no such layer", param=PARAM)
         layer, part = self._parts[name]
-        if not isinstance(layer, Linear) or not layer.takes_delta:
+        if isinstance(layer, VocabShard) and not self._extras:
+            raise UnsupportedError(f"{module}: LoRA on {_kind(layer)}: {_NEEDS_EXTRAS}", param=PARAM)
+        if not isinstance(layer, AdaptedLayer) or layer not in self._layers:
             raise UnsupportedError(f"{module}: LoRA on {_kind(layer)} is not supported", param=PARAM)
         return layer, part
 
     @staticmethod
-    def _check_sizes(module: str, layer: Linear, part: str, num_inputs: int, num_outputs: int) -> None:
+    def _check_sizes(module: str, layer: AdaptedLayer, part: str, num_inputs: int, num_outputs: int) -> None:
         outputs, inputs = layer.output_shares[part].whole, layer.input_share.whole
         if (num_outputs, num_inputs) != (outputs, inputs):
             what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
             raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
 
-    @staticmethod
-    def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
-        dtype = _TYPES[entry.dtype]
-        count = (entry.end - entry.begin) // dtype.itemsize
-        data = torch.frombuffer(memoryview(content)[entry.begin : entry.end], dtype=torch.uint8)
-        if data.data_ptr() % dtype.itemsize:  # a header of odd length
-            data = data.clone()
-        return data.view(dtype)[:count].view(entry.shape)
+
+def _as_weight(files: AdapterFiles, second: torch.Tensor) -> torch.Tensor:
+    """Rows of outputs as a checkpoint of the base model holds them."""
+    return second.t() if files.config.is_transposed else second
+
+
+def _meta(entry: TensorEntry) -> torch.Tensor:
+    return torch.empty(entry.shape, device="meta")
+
+
+def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
+    dtype = _TYPES[entry.dtype]
+    count = (entry.end - entry.begin) // dtype.itemsize
+    data = torch.frombuffer(memoryview(content)[entry.begin : entry.end], dtype=torch.uint8)
+    if data.data_ptr() % dtype.itemsize:  # a header of odd length
+        data = data.clone()
+    return data.view(dtype)[:count].view(entry.shape)
 
 
 def _kind(layer: QuantizedLayer) -> str:

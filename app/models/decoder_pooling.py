@@ -7,7 +7,7 @@ language head where that says yes or no (Qwen3-Reranker), or, for rewards, two l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.replicated import ReplicatedLinear
 from app.models import MODELS
@@ -82,6 +83,12 @@ class DecoderForPooling(PoolingModel):
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the final norm."""
         return self.model(input_ids, ctx)  # type: ignore[no-any-return]
+
+    @property
+    def head_layers(self) -> Sequence[AdaptedLayer]:
+        """See PoolingModel."""
+        modules = () if self.score is None else self.score.modules()
+        return [module for module in modules if isinstance(module, AdaptedLayer)]
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states [N, C] -> logits [N, num_labels]."""

@@ -16,6 +16,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import UnsupportedError
 from app.layers.activation import activation
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.attention import AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.encoder_attention import EncoderAttention
@@ -220,6 +221,11 @@ class EncoderClassifier(EncoderModel):
         self.dense = ReplicatedLinear(ctx, info.hidden_size, info.hidden_size)
         self.out = ReplicatedLinear(ctx, info.hidden_size, self.num_labels)
         self.act = activation(self.head_act)
+
+    @property
+    def head_layers(self) -> Sequence[AdaptedLayer]:
+        """See PoolingModel."""
+        return self.dense, self.out
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states [N, C] -> logits [N, num_labels]."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 
+from app.layers.adapted_layer import AdaptedLayer
 from app.models.base import EngineModel
 from app.records.pooling_info import Saturation
 
@@ -15,6 +17,11 @@ class PoolingModel(EngineModel):
 
     num_labels: int = 0  # 0: the model has no classes
     saturates: Saturation = ""  # PoolingInfo's, where the model gives weights of the vocabulary
+
+    @property
+    def head_layers(self) -> Sequence[AdaptedLayer]:
+        """Returns the layers that `classify` computes with, and nothing else does."""
+        return ()
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Pooled hidden states [N, C] -> logits [N, num_labels]."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,8 @@ from app.layers.attention_layer import AttentionLayer
 from app.layers.context import ForwardContext, HiddenStates
 from app.models.base import EngineModel
 from app.worker.attention.kv_cache import KVCache
+
+Chosen = slice | torch.Tensor | None  # of a step's tokens; None: all of them
 
 
 class ForwardPass:
@@ -38,6 +41,9 @@ class ForwardPass:
         self.vocab_size = vocab_size
         self.dtype = dtype  # the type of hidden states and logits
         self.model = model
+        # Within these a head computes logits of some of the step's tokens, or classes of these rows' requests.
+        self.within_logits: Callable[[Chosen], AbstractContextManager[object]] = nullcontext
+        self.within_classes: Callable[[Sequence[int]], AbstractContextManager[object]] = nullcontext
         self._stage_layers = stage_layers
         self._wanted: frozenset[int] = frozenset()
         self._from_before: list[int] = []  # of the wanted ones, those of earlier stages
@@ -121,13 +127,14 @@ class ForwardPass:
             return hidden.last
         return torch.cat([hidden.last, *(hidden.inputs_of[layer] for layer in self._to_next)], dim=1)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, C] -> fp32 [N, V]; in the last stage."""
-        return self.model.raw_logits(hidden).float()
+    def logits(self, hidden: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
+        """Hidden states [N, C] of the chosen tokens -> fp32 [N, V]; in the last stage."""
+        return self.raw_logits(hidden, chosen).float()
 
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [N, C] -> [N, V] in the model's type; in the last stage."""
-        return self.model.raw_logits(hidden)
+    def raw_logits(self, hidden: torch.Tensor, chosen: Chosen = None) -> torch.Tensor:
+        """The same in the model's type."""
+        with self.within_logits(chosen):
+            return self.model.raw_logits(hidden)
 
     def _plan(self, attention: AttentionMetadata) -> list[AttentionMetadata]:
         """The plan of each attention layer; one object for all where all plan alike."""

@@ -12,6 +12,7 @@ import torch
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.errors import MantaError
+from app.layers.linear import Linear
 from app.loading.adapters import AdapterReader, LayerPair
 from tests.adapters import QUERY, pair, write_adapter
 from tests.models.families.expert_variants import EXPERT_VARIANTS
@@ -22,7 +23,9 @@ from tests.worker.worker_driver import Driver
 def reader(family: str = "llama", **changes: Any) -> AdapterReader:
     worker = Driver(str(tiny_model(family, **changes)), num_blocks=8).worker
     assert worker._parts is not None
-    return AdapterReader(worker._parts.model, frozenset({"model.layers.9.mlp.up_proj.weight"}))
+    model = worker._parts.model
+    layers = [module for module in model.modules() if isinstance(module, Linear) and module.takes_delta]
+    return AdapterReader(model, layers, frozenset({"model.layers.9.mlp.up_proj.weight"}))
 
 
 def read(own: AdapterReader, directory: Path, tensors: dict[str, torch.Tensor]) -> list[LayerPair]:
@@ -53,7 +56,7 @@ def test_layers_of_other_stages_are_left_to_them(tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         (pair("model.layers.7.self_attn.q_proj"), "model.layers.7.self_attn.q_proj: the model has no such layer"),
-        (pair("lm_head", size_out=331), "lm_head: LoRA on the output head is not supported"),
+        (pair("lm_head", size_out=331), "lm_head: LoRA on the output head: start the engine with lora_extras"),
         (pair(size_in=32), "for 32 inputs and 64 outputs; the layer has 64 and 64"),
         (pair(size_out=63), "for 64 inputs and 63 outputs"),
     ],

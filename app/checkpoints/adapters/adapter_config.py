@@ -25,6 +25,7 @@ PARAM = "lora_path"
 MOST_RANK = 1 << 12  # of any adapter; an engine's own limit is far below
 MOST_PATTERNS = 256  # PEFT writes a handful
 MOST_PATTERN_CHARS = 256
+MOST_SAVED = 64  # modules that are saved whole
 PATTERN_TIME_S = 0.5  # that all matches of an object of patterns may take together
 # What a pattern is made of that names modules. Repetitions by number could make one of a few characters that takes
 # gigabytes.
@@ -38,7 +39,9 @@ _FIELDS: Mapping[str, Kind] = {
     "lora_dropout": number(0, 1),
     "rank_pattern": _PATTERNS,
     "alpha_pattern": _PATTERNS,
-    **dict.fromkeys(("use_rslora", "fan_in_fan_out", "inference_mode"), FLAG),
+    **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out", "inference_mode"), FLAG),
+    **dict.fromkeys(("ensure_weight_tying",), FLAG),
+    "modules_to_save": several(TEXT, MOST_SAVED),
     "base_model_name_or_path": TEXT,
     "init_lora_weights": either(FLAG, TEXT),
     "target_modules": either(TEXT, several(TEXT, 1 << 16)),
@@ -49,16 +52,20 @@ _OF_NO_MATTER = frozenset(
         "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision",
         "inference_mode", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
         "lora_dropout", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-        "runtime_config", "qalora_group_size", "ensure_weight_tying", "bias", "r", "lora_alpha", "fan_in_fan_out",
-        "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
+        "runtime_config", "qalora_group_size",
+    }
+)  # fmt: skip
+# What is read here.
+_READ = frozenset(
+    {
+        "bias", "r", "lora_alpha", "fan_in_fan_out", "use_rslora", "rank_pattern", "alpha_pattern",
+        "init_lora_weights", "use_dora", "lora_bias", "modules_to_save", "ensure_weight_tying",
     }
 )  # fmt: skip
 _KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")  # ways to begin that leave the base model's weights
+_BIASES = (None, "none", "lora_only", "all")
 # Why a setting is refused, where there is more to say than that it is unknown.
 _REFUSED: Mapping[str, str] = {
-    "use_dora": "DoRA (weights split into direction and magnitude) is not supported",
-    "lora_bias": "a bias behind the second matrix is not supported",
-    "modules_to_save": "whole modules beside the low-rank ones are not supported",
     "trainable_token_indices": "embeddings of single tokens are not supported",
     "alora_invocation_tokens": "activated LoRA is not supported",
     "layer_replication": "layers that run several times are not supported",
@@ -116,6 +123,11 @@ class AdapterConfig:
     is_transposed: bool  # its base layers hold their weights as [in, out] (GPT-2)
     ranks: ModulePatterns
     alphas: ModulePatterns
+    has_magnitudes: bool  # DoRA (Liu et al., 2024)
+    has_second_biases: bool  # behind the second matrices
+    biases: str  # whose were trained: those of no layer, of its own layers ("lora_only"), of "all"
+    saved: tuple[str, ...]  # modules that it holds whole
+    ties: bool  # what is tied in the base model it changes alike
     content: bytes  # the whole file in one spelling, for the adapter's digest
 
     @classmethod
@@ -138,6 +150,11 @@ class AdapterConfig:
             is_transposed=bool(fields.get("fan_in_fan_out")),
             ranks=ranks,
             alphas=alphas,
+            has_magnitudes=bool(fields.get("use_dora")),
+            has_second_biases=bool(fields.get("lora_bias")),
+            biases=fields.get("bias") or "none",
+            saved=tuple(fields.get("modules_to_save") or ()),
+            ties=bool(fields.get("ensure_weight_tying")),
             content=json.dumps(fields, sort_keys=True, separators=(",", ":")).encode(),
         )
 
@@ -147,6 +164,10 @@ class AdapterConfig:
         alpha = float(self.alphas.first(module, self.alpha))
         return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
+    def saves(self, module: str) -> bool:
+        """True if the module is one that is held whole, or a part of one."""
+        return any(f".{saved}." in f".{module}." for saved in self.saved)
+
 
 def _refuse_unknown(fields: Mapping[str, Any], file: Path) -> None:
     if (kind := fields.get("peft_type")) != "LORA":
@@ -155,9 +176,11 @@ def _refuse_unknown(fields: Mapping[str, Any], file: Path) -> None:
     if begun is not None and begun not in _KEEP_THE_BASE:
         what = f"init_lora_weights is {begun!r:.80}, which changes the base model's weights; convert it to plain LoRA"
         raise UnsupportedError(f"{file}: {what}", param=PARAM)
-    if fields.get("bias", "none") not in (None, "none"):
-        raise UnsupportedError(f"{file}: bias is {fields['bias']!r:.80}; known: none", param=PARAM)
-    for name in fields.keys() - _OF_NO_MATTER:
+    if fields.get("bias", "none") not in _BIASES:
+        raise UnsupportedError(f"{file}: bias is {fields['bias']!r:.80}; known: none, lora_only, all", param=PARAM)
+    if fields.get("lora_bias") and fields.get("use_dora"):
+        raise UnsupportedError(f"{file}: lora_bias and use_dora together are not supported", param=PARAM)
+    for name in fields.keys() - _OF_NO_MATTER - _READ:
         if fields[name]:
             reason = _REFUSED.get(name, "no setting that is known here")
             raise UnsupportedError(f"{file}: {name[:80]} is {fields[name]!r:.80}: {reason}", param=PARAM)

@@ -28,29 +28,49 @@ MOST_BYTES = 32 << 30
 DIGEST_BYTES = 16
 PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
-_SIDES = {".lora_A.weight": "first", ".lora_B.weight": "second"}
+# What PEFT calls the tensors of a module that it changes, and what they are here.
+_SIDES: Mapping[str, str] = {
+    ".lora_A.weight": "first",
+    ".lora_B.weight": "second",
+    ".lora_embedding_A": "table_first",
+    ".lora_embedding_B": "table_second",
+    ".lora_magnitude_vector.weight": "magnitude",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_B.bias": "second_bias",
+    ".base_layer.bias": "bias",
+    ".base_layer.weight": "base",
+}
+_VECTORS = ("magnitude", "second_bias", "bias")
+_PAIRS = ("first", "second", "table_first", "table_second")
 _CHUNK_BYTES = 1 << 22
 # What PEFT calls tensors that have no place here, and why.
 _REFUSED: Mapping[str, str] = {
-    ".lora_magnitude_vector": "DoRA is not supported",
-    ".lora_embedding_A": "LoRA on embeddings is not supported",
-    ".lora_embedding_B": "LoRA on embeddings is not supported",
     ".trainable_tokens_delta": "embeddings of single tokens are not supported",
-    ".lora_B.bias": "a bias behind the second matrix is not supported",
-    ".base_layer.bias": "trained biases are not supported",
-    ".base_layer.weight": "a whole matrix beside the low-rank ones is not supported",
 }
 
 
 @dataclass(slots=True, frozen=True)
 class LowRankEntry:
-    """Says where the two matrices of one module lie: first [r, in], second [out, r]."""
+    """Says where the two matrices of one module lie: first [r, in], second [out, r]; of an embedding, whose inputs are
+    tokens, too."""
 
     module: str  # its name in the base model's checkpoint
     first: TensorEntry
     second: TensorEntry
     rank: int
     scale: float  # of the product of both
+    is_table: bool = False  # an embedding's
+
+
+@dataclass(slots=True, frozen=True)
+class ModuleExtras:
+    """Says where lies what an adapter holds of one module beside two matrices; None: it does not."""
+
+    magnitude: TensorEntry | None = None  # [out], of DoRA
+    second_bias: TensorEntry | None = None  # [out], behind the second matrix
+    bias: TensorEntry | None = None  # [out], in place of the base model's
+    weight: TensorEntry | None = None  # [out, in], the same
+    base: TensorEntry | None = None  # [V, C]: the base model's own, which PEFT may write beside
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +80,8 @@ class AdapterFiles:
     directory: Path
     config: AdapterConfig
     modules: Mapping[str, LowRankEntry]
+    extras: Mapping[str, ModuleExtras]
+    end: int  # of the last tensor
 
     @classmethod
     def read(cls, directory: str | Path, max_rank: int) -> AdapterFiles:
@@ -76,23 +98,29 @@ class AdapterFiles:
         if not 0 < len(header.tensors) <= MOST_TENSORS:
             what = f"{path / WEIGHTS_FILE} holds {len(header.tensors)} tensors, not 1 to {MOST_TENSORS:,}"
             raise CheckpointError(what, param=PARAM)
-        return cls(path, config, _modules(path / WEIGHTS_FILE, header.tensors, config, max_rank))
+        found = _sides(path / WEIGHTS_FILE, header.tensors, config)
+        modules, extras = {}, {}
+        for module, sides in found.items():
+            if any(side in sides for side in _PAIRS):
+                modules[module] = _entry(path / WEIGHTS_FILE, module, sides, config, max_rank)
+            if any(side not in _PAIRS for side in sides):
+                extras[module] = _extras(path / WEIGHTS_FILE, module, sides, max_rank)
+        return cls(path, config, modules, extras, max(entry.end for entry in header.tensors.values()))
 
     @property
     def rank(self) -> int:
-        """The largest rank of its modules."""
-        return max(entry.rank for entry in self.modules.values())
+        """The largest rank of its modules; a whole matrix has as many as outputs."""
+        whole = [extras.weight.shape[0] for extras in self.extras.values() if extras.weight is not None]
+        return max([entry.rank for entry in self.modules.values()] + whole, default=1)
 
     def content(self) -> bytearray:
         """All of the file of weights. CheckpointError where that is not what was checked any more."""
-        end = max(entry.second.end for entry in self.modules.values())
-        end = max(end, *(entry.first.end for entry in self.modules.values()))
         with (self.directory / WEIGHTS_FILE).open("rb", buffering=0) as file:
             content = bytearray(os.fstat(file.fileno()).st_size)
             left = memoryview(content)
             while left and (count := file.readinto(left)):
                 left = left[count:]
-        if len(content) < end or left:
+        if len(content) < self.end or left:
             what = f"{self.directory / WEIGHTS_FILE} became shorter while it was read"
             raise CheckpointError(what, param=PARAM)
         return content
@@ -152,25 +180,33 @@ def _check_file(directory: Path, name: str, most_bytes: int) -> None:
         raise CheckpointError(f"{directory / name} has {found.st_size} bytes; at most {most_bytes}", param=PARAM)
 
 
-def _modules(
-    file: Path, tensors: Mapping[str, TensorEntry], config: AdapterConfig, max_rank: int
-) -> Mapping[str, LowRankEntry]:
+def _sides(
+    file: Path, tensors: Mapping[str, TensorEntry], config: AdapterConfig
+) -> Mapping[str, dict[str, TensorEntry]]:
+    """The tensors of each module, by what they are."""
     sides: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in tensors.items():
-        module, side = _place(file, name)
+        module, side = _place(file, name, config)
         if entry.dtype not in FLOATS:
             raise UnsupportedError(f"{file}: {name} is {entry.dtype}; known: {', '.join(FLOATS)}", param=PARAM)
-        if len(entry.shape) != 2 or not all(entry.shape):
-            raise CheckpointError(f"{file}: {name} has shape {list(entry.shape)}, no matrix's", param=PARAM)
-        sides.setdefault(module, {})[side] = entry
-    return {module: _entry(file, module, found, config, max_rank) for module, found in sides.items()}
+        if len(entry.shape) != (1 if side in _VECTORS else 2) or not all(entry.shape):
+            what = "vector" if side in _VECTORS else "matrix"
+            raise CheckpointError(f"{file}: {name} has shape {list(entry.shape)}, no {what}'s", param=PARAM)
+        if side in sides.setdefault(module, {}):
+            raise CheckpointError(f"{file}: {name}: another tensor is the {side} of this module", param=PARAM)
+        sides[module][side] = entry
+    return sides
 
 
-def _place(file: Path, name: str) -> tuple[str, str]:
-    """The module that a tensor is for, and which of its two matrices it is."""
-    for ending, side in _SIDES.items():
-        if name.startswith(PREFIX) and name.endswith(ending):
-            return name[len(PREFIX) : -len(ending)], side
+def _place(file: Path, name: str, config: AdapterConfig) -> tuple[str, str]:
+    """The module that a tensor is for, and which of its tensors it is."""
+    if name.startswith(PREFIX):
+        for ending, side in _SIDES.items():
+            if name.endswith(ending) and (side != "bias" or config.biases != "none"):
+                return name[len(PREFIX) : -len(ending)], side
+        module, _, leaf = name[len(PREFIX) :].rpartition(".")
+        if (leaf in ("weight", "bias") and config.saves(module)) or (leaf == "bias" and config.biases == "all"):
+            return module, leaf
     for part, reason in _REFUSED.items():
         if part in name:
             raise UnsupportedError(f"{file}: {name}: {reason}", param=PARAM)
@@ -178,17 +214,40 @@ def _place(file: Path, name: str) -> tuple[str, str]:
 
 
 def _entry(
-    file: Path, module: str, found: Mapping[str, TensorEntry], config: AdapterConfig, max_rank: int
+    file: Path, module: str, sides: Mapping[str, TensorEntry], config: AdapterConfig, max_rank: int
 ) -> LowRankEntry:
-    if found.keys() != {"first", "second"}:
-        missing = "lora_B" if "first" in found else "lora_A"
-        raise CheckpointError(f"{file}: {PREFIX}{module}.{missing}.weight is missing", param=PARAM)
+    found = {side.removeprefix("table_"): entry for side, entry in sides.items() if side in _PAIRS}
+    is_table = any(side.startswith("table_") for side in sides)
+    if found.keys() != {"first", "second"} or len(found) < sum(side in _PAIRS for side in sides):
+        kind = "lora_embedding_" if is_table else "lora_"
+        missing = f"{kind}{'B' if 'first' in found else 'A'}{'' if is_table else '.weight'}"
+        raise CheckpointError(f"{file}: {PREFIX}{module}.{missing} is missing", param=PARAM)
+    for side, is_said, setting in (
+        ("magnitude", config.has_magnitudes, "use_dora"),
+        ("second_bias", config.has_second_biases and not is_table, "lora_bias"),
+    ):
+        if is_said != (side in sides):
+            what = f"{CONFIG_FILE} says {setting}={is_said}, which its tensors do not"
+            raise CheckpointError(f"{file}: {module}: {what}", param=PARAM)
     first, second = found["first"], found["second"]
     rank, scale = config.of_module(module)
     if (first.shape[0], second.shape[1]) != (rank, rank):
         what = f"lora_A is {list(first.shape)} and lora_B {list(second.shape)}, but {CONFIG_FILE} says rank {rank}"
         raise CheckpointError(f"{file}: {module}: {what}", param=PARAM)
+    _check_rank(file, module, rank, max_rank)
+    return LowRankEntry(module, first, second, rank, scale, is_table)
+
+
+def _extras(file: Path, module: str, sides: Mapping[str, TensorEntry], max_rank: int) -> ModuleExtras:
+    extras = ModuleExtras(**{side: entry for side, entry in sides.items() if side not in _PAIRS})
+    if not any(side in sides for side in _PAIRS) and (extras.magnitude or extras.second_bias or extras.base):
+        raise CheckpointError(f"{file}: {PREFIX}{module}.lora_A.weight is missing", param=PARAM)
+    if extras.weight is not None:  # as two matrices, of which one is the identity
+        _check_rank(file, module, extras.weight.shape[0], max_rank)
+    return extras
+
+
+def _check_rank(file: Path, module: str, rank: int, max_rank: int) -> None:
     if rank > max_rank:
         what = f"{module} has rank {rank}, more than max_lora_rank={max_rank}"
         raise InvalidRequestError(f"{file}: {what}", param=PARAM)
-    return LowRankEntry(module, first, second, rank, scale)

@@ -37,6 +37,7 @@ def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True)
             core.call_workers("call_feature", "read_adapter", path, digest)
             while not all(core.call_workers("call_feature", "adapter_is_read", digest)):
                 yield from _wait(core)
+            core.call_workers("call_feature", "fit_adapter", digest)
         except BaseException:
             core.call_workers("call_feature", "drop_adapter", digest)
             raise

@@ -22,6 +22,14 @@ NO_SLOT = -1  # of a token without an adapter
 
 
 @dataclass(slots=True, frozen=True)
+class SlotChanges:
+    """Changes N outputs of a layer beside the products of the adapters in S slots: y becomes y * factor + shift."""
+
+    factors: torch.Tensor  # fp32 [S, N]
+    shifts: torch.Tensor  # fp32 [S, N]
+
+
+@dataclass(slots=True, frozen=True)
 class SlotMatrices:
     """The matrices of one linear layer in all S slots."""
 
@@ -30,6 +38,7 @@ class SlotMatrices:
     num_tiles: torch.Tensor  # int32 [S] that the slot's adapter has
     part_sizes: tuple[int, ...]  # outputs of each part, N together
     part_tiles: torch.Tensor | None = None  # int32 [n, 3] (begin, end, part): the outputs, in pieces for the kernel
+    changes: SlotChanges | None = None  # None: products are all that adapters add
 
 
 class SlotRows(Protocol):
@@ -50,6 +59,22 @@ class AddProducts(Protocol):
         self, x: Inputs, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor, *, in_place: bool
     ) -> torch.Tensor:
         """y [T, N] + (x first^T) second^T of each token's slot; `in_place`: y may be overwritten. x [T, K]."""
+
+
+class AddLookedUp(Protocol):
+    """Adds low-rank products of rows that choose one input each: an embedding's."""
+
+    def __call__(self, inputs: torch.Tensor, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor) -> torch.Tensor:
+        """y [T, N], which is overwritten, + first[:, input] second^T of each token's slot, of one part. inputs int [T];
+        below 0: nothing is added."""
+
+
+class Change(Protocol):
+    """Multiplies and shifts what stands."""
+
+    def __call__(self, y: torch.Tensor, changes: SlotChanges, rows: SlotRows) -> torch.Tensor:
+        """The first N columns of y [T, N or more], which is overwritten, as the slot of each token says; see
+        SlotChanges."""
 
 
 class PartTiles(Protocol):
@@ -76,6 +101,9 @@ class LoraOps:
     rows_by_slot: RowsBySlot
     add_products: AddProducts  # to a product that stands
     linear: LinearOps[AdaptedWeight]  # with the product itself, and what follows it
+    changed: LinearOps[AdaptedWeight]  # the same of matrices with `changes`
+    add_looked_up: AddLookedUp
+    change: Change
     part_tiles: PartTiles
 
 

@@ -7,15 +7,19 @@ import torch
 
 from app.kernels.fused import FUSED_OPS, GatedActivation
 from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps
-from app.kernels.lora import AdaptedWeight, AddProducts
+from app.kernels.lora import AdaptedWeight, AddProducts, Change
 
 
-def ops_apart(add: AddProducts) -> LinearOps[AdaptedWeight]:
-    """The products, by a device's way to add."""
+def ops_apart(add: AddProducts, change: Change | None = None) -> LinearOps[AdaptedWeight]:
+    """The products, by a device's way to add. `change`: of weights whose matrices have `changes`, which come before
+    what follows a product."""
 
     def linear(x: Inputs, weight: AdaptedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        y = weight.ops.linear(x, weight.weight, bias)
-        return add(x, weight.matrices, weight.rows, y, in_place=True)
+        y = add(x, weight.matrices, weight.rows, weight.ops.linear(x, weight.weight, bias), in_place=True)
+        if change is None:
+            return y
+        assert weight.matrices.changes is not None
+        return change(y, weight.matrices.changes, weight.rows)
 
     def gated_linear(
         x: Activations, weight: AdaptedWeight, bias: torch.Tensor | None, activation: GatedActivation
@@ -32,6 +36,8 @@ def ops_apart(add: AddProducts) -> LinearOps[AdaptedWeight]:
         eps: float,
         may_defer: bool,
     ) -> tuple[Activations, torch.Tensor]:
+        if change is not None:
+            return FUSED_OPS.on(residual.device).add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
         residual = add(x, weight.matrices, weight.rows, residual, in_place=False)
         return weight.ops.linear_add_norm(x, weight.weight, bias, residual, norm_weight, eps, may_defer)
 

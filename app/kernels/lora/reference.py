@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.gemm import Inputs, materialize
-from app.kernels.lora import LoraOps, SlotMatrices, SlotRows
+from app.kernels.lora import LoraOps, SlotChanges, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
 
 
@@ -39,8 +39,37 @@ def add_products(x: Inputs, matrices: SlotMatrices, rows: SlotRows, y: torch.Ten
     return out
 
 
+def add_looked_up(inputs: torch.Tensor, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor) -> torch.Tensor:
+    """See AddLookedUp."""
+    assert isinstance(rows, TokensOfSlots)
+    for slot, of_slot in rows.tokens:
+        tokens, tiles = of_slot[inputs[of_slot] >= 0], int(matrices.num_tiles[slot])
+        first = matrices.first[slot, :tiles, 0].flatten(0, 1)  # [ranks, K]
+        second = matrices.second[slot, :tiles].transpose(0, 1).flatten(1)  # [N, ranks]
+        y[tokens] += first[:, inputs[tokens].long()].T @ second.T
+    return y
+
+
+def change(y: torch.Tensor, changes: SlotChanges, rows: SlotRows) -> torch.Tensor:
+    """See Change."""
+    assert isinstance(rows, TokensOfSlots)
+    size = changes.factors.shape[1]
+    for slot, tokens in rows.tokens:
+        changed = torch.addcmul(changes.shifts[slot], y[tokens, :size].float(), changes.factors[slot])
+        y[tokens, :size] = changed.to(y.dtype)
+    return y
+
+
 def part_tiles(part_sizes: tuple[int, ...], device: torch.device) -> None:
     """None are needed."""
 
 
-OPS = LoraOps(rows_by_slot, add_products, ops_apart(add_products), part_tiles)
+OPS = LoraOps(
+    rows_by_slot=rows_by_slot,
+    add_products=add_products,
+    linear=ops_apart(add_products),
+    changed=ops_apart(add_products, change),
+    add_looked_up=add_looked_up,
+    change=change,
+    part_tiles=part_tiles,
+)

@@ -17,6 +17,7 @@ from app.kernels.gemm.triton_small import SmallTile
 from app.kernels.launch import cdiv
 from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
+from app.kernels.lora.triton_change import change
 from app.kernels.lora.triton_expand import COLUMNS, expand
 from app.kernels.lora.triton_shrink import Hidden, shrink
 from app.kernels.lora.triton_shrink_few import depth_of, shrink_few
@@ -96,6 +97,15 @@ def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> 
     return LowRankRows(hidden.values, rows.slots, rows.jobs, matrices.second, matrices.part_sizes), hidden
 
 
+def add_looked_up(inputs: torch.Tensor, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor) -> torch.Tensor:
+    """See AddLookedUp. What lies behind an adapter's ranks is picked, too, and not read any more."""
+    assert isinstance(rows, SortedTokens)
+    slots, own = rows.slots.clamp(min=0).long(), inputs.clamp(min=0).long()
+    picked = matrices.first[slots, :, 0, :, own]  # [T, tiles, TILE_RANK]
+    values = picked.masked_fill((inputs < 0)[:, None, None], 0.0).flatten(1).unsqueeze(1)
+    return expand(Hidden(values, None), matrices, rows, y, in_place=True)
+
+
 def _rows(weight: AdaptedWeight) -> SortedTokens:
     assert isinstance(weight.rows, SortedTokens)
     return weight.rows
@@ -112,4 +122,12 @@ def part_tiles(part_sizes: tuple[int, ...], device: torch.device) -> torch.Tenso
     return torch.tensor(pieces, dtype=torch.int32, device=device)
 
 
-OPS = LoraOps(rows_by_slot, add_products, LinearOps(linear, gated_linear, linear_add_norm), part_tiles)
+OPS = LoraOps(
+    rows_by_slot=rows_by_slot,
+    add_products=add_products,
+    linear=LinearOps(linear, gated_linear, linear_add_norm),
+    changed=ops_apart(add_products, change),
+    add_looked_up=add_looked_up,
+    change=change,
+    part_tiles=part_tiles,
+)

@@ -42,14 +42,15 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     model = load_pooling_model(info, ctx, config.load_format, config.seed)
     if model.saturates != pooling.saturates:
         raise UnsupportedError(f"sparse vectors of {info.architecture} are not supported", param="model")
-    classify = model.classify if model.num_labels else None
-    head = PoolingHead(Pooler(pooling, device, classify, dummy=config.load_format == "dummy"), device)
     windows = select_groups(config, model.attention_layers, ctx)
     spec = KVCacheSpec.of(model.attention_layers, config.block_size, windows)
     state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device, len(windows))
     _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
     forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
+    classify = model.classify if model.num_labels else None
+    is_dummy, within = config.load_format == "dummy", lambda rows: forward.within_classes(rows)  # a feature sets it
+    head = PoolingHead(Pooler(pooling, device, classify, dummy=is_dummy, within=within), device)
     features = WorkerFeatures([*create_features(FeatureContext(config, forward, state, pooling)), *head.features])
     budget = step_budget(config, info, ctx.max_model_len)
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)

@@ -59,7 +59,8 @@ class PromptLogprobs(WorkerFeature):
             size = min(PIECE, described - offset)
             position = first + offset + 1
             targets = self._state.token_ids[row, position : position + size].long()
-            logits = self._forward.logits(hidden[start + offset : start + offset + size])
+            chosen = slice(start + offset, start + offset + size)
+            logits = self._forward.logits(hidden[chosen], chosen)
             raw = RawLogprobs.of(logits, count)
             pieces.append(PromptPiece(index, position, count, raw.of_chosen(targets)))
         return pieces

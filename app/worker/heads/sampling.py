@@ -61,7 +61,7 @@ class SamplingHead(Head):
         if len(sampled.rows) == 0:
             results, kept = self.empty(step.step_id), (batch.targets, batch.targets)  # both empty
         else:
-            logits = self._forward.logits(hidden.last[batch.logits_indices])
+            logits = self._forward.logits(hidden.last[batch.logits_indices], batch.logits_indices)
             results = self._sample(step.step_id, logits, sampled, batch.device_lengths)
             rows = batch.view.tensors.rows
             if self._drafting is not None and len(sampled.rows) < len(rows):

@@ -7,7 +7,7 @@ and run the graphs, kernels and numbers that they would run without the feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -18,14 +18,21 @@ from numpy.typing import NDArray
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.errors import CheckpointError, InvalidRequestError
 from app.kernels.lora import LORA_OPS, NO_SLOT
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import HiddenStates
 from app.layers.linear import Linear
+from app.layers.vocab import LMHead, VocabEmbedding
 from app.loading.adapters import AdapterReader
+from app.models.base import EngineModel
+from app.models.decoder import CausalLM
+from app.models.pooling_model import PoolingModel
 from app.records.adapter import AdapterAsk
 from app.records.step import NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
-from app.worker.lora.layer_delta import AdapterStep, LayerDelta
-from app.worker.lora.slot_pool import SlotPool
+from app.worker.forward_pass import Chosen
+from app.worker.lora.fitting import Fitting
+from app.worker.lora.layer_delta import AdapterStep, HeadDelta, LayerDelta, TableDelta
+from app.worker.lora.slot_pool import HostAdapter, SlotPool
 from app.worker.lora.slot_table import SlotTable
 from app.worker.rows.step_inputs import StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
@@ -35,7 +42,7 @@ class Adapters(WorkerFeature):
     """All adapters of one rank."""
 
     part = "lora"
-    calls = ("check_adapter", "read_adapter", "adapter_is_read", "drop_adapter")
+    calls = ("check_adapter", "read_adapter", "adapter_is_read", "fit_adapter", "drop_adapter")
 
     def __init__(
         self, reader: AdapterReader, pool: SlotPool, inputs: StepInputs, max_rank: int, most_bytes: int
@@ -46,15 +53,18 @@ class Adapters(WorkerFeature):
         self._slots = SlotTable(pool.num_slots)
         self._slot_of_row = inputs.declare("adapter_slot", torch.int32, idle=NO_SLOT)
         self._of_row: dict[int, bytes] = {}
-        self._loaded: dict[bytes, torch.Tensor] = {}  # on the host
-        self._reading: dict[bytes, Future[torch.Tensor]] = {}  # on their way there
+        self._loaded: dict[bytes, HostAdapter] = {}
+        self._reading: dict[bytes, Future[HostAdapter]] = {}  # on their way there
         self._sizes: dict[bytes, int] = {}  # of both, in bytes
         self._threads = ThreadPoolExecutor(1, "adapters")
-        self._step = AdapterStep()
+        self._step, self._fitting = AdapterStep(), Fitting(pool)
+        self._token_slots: torch.Tensor | None = None  # of the step that is being computed
+        self._is_static = False
+        self._weights_changed = False
         device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
         self._ops = LORA_OPS.on(device)
         for layer in pool.layers:
-            layer.delta = LayerDelta(pool.matrices(layer), self._ops, self._step)
+            layer.delta = _delta_of(layer)(pool.matrices(layer), self._ops, self._step)
 
     # ---- calls between steps
 
@@ -88,6 +98,12 @@ class Adapters(WorkerFeature):
             self._loaded[digest] = found.result()
         return digest in self._loaded
 
+    def fit_adapter(self, digest: bytes) -> None:
+        """Work out what an adapter that was read is beside the base model's weights. Collective. CheckpointError: it is
+        for other ones."""
+        with torch.inference_mode():
+            self._fitting.fit(self._loaded[digest])
+
     def drop_adapter(self, digest: bytes) -> None:
         """Forget an adapter that no request has; of rows whose end the next step message tells, one may."""
         self._reading.pop(digest, None)
@@ -99,19 +115,20 @@ class Adapters(WorkerFeature):
         """See WorkerFeature."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, files: AdapterFiles, digest: bytes) -> torch.Tensor:
+    def _read(self, files: AdapterFiles, digest: bytes) -> HostAdapter:
         """Runs in a thread."""
         content = files.content()
         if files.digest_of([memoryview(content)]) != digest:
             raise CheckpointError(f"{files.directory} holds another adapter than a moment ago", param="lora_path")
         with torch.inference_mode():
-            return self._pool.on_host(self._reader.pairs(files, content))
+            pairs, held = self._reader.pairs(files, content), self._reader.changes(files, content)
+            return self._pool.on_host(pairs, held, files.rank)
 
     # ---- rows
 
     def before(self, step: SchedulerOutput) -> None:
         """Rows leave their adapters before others take theirs: a slot may be given away within one message."""
-        self._step.rows = None  # should a step have failed midway
+        self._step.rows = self._token_slots = None
         for row in [*step.freed_rows, *(request.row for request in step.new_requests)]:
             self._leave(row)
         for request in step.new_requests:
@@ -141,19 +158,41 @@ class Adapters(WorkerFeature):
 
     def inputs(self, view: StepView) -> None:
         """Sort the step's tokens by their adapters."""
-        self._step.rows = self._pool.sorted(self._ops, view.of_tokens("adapter_slot"))
+        self._token_slots, self._is_static = view.of_tokens("adapter_slot"), view.host is None
+        self._step.rows = self._pool.sorted(self._ops, self._token_slots)
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The layers are done; a proposer's own have no adapters."""
         self._step.rows = None
 
     @contextmanager
+    def within_logits(self, chosen: Chosen) -> Iterator[None]:
+        """The head is given these tokens of the step."""
+        slots = self._token_slots
+        if self._is_static:
+            self._token_slots = None  # the next step that is captured may have no adapters
+        if slots is not None:
+            self._step.head_rows = self._pool.sorted(self._ops, slots if chosen is None else slots[chosen])
+        yield
+        self._step.head_rows = None
+
+    @contextmanager
+    def within_classes(self, rows: Sequence[int]) -> Iterator[None]:
+        """A classifier is given something of each of these rows."""
+        slots = torch.from_numpy(self._slot_of_row.values[list(rows)])
+        if bool((slots != NO_SLOT).any()):
+            self._step.head_rows = self._pool.sorted(self._ops, slots.to(self._device))
+        yield
+        self._step.head_rows = None
+
+    @contextmanager
     def stand_in(self, num_tokens: int) -> Iterator[None]:
         """See WorkerFeature: all tokens have the adapter in slot 0."""
         slots = torch.zeros(num_tokens, dtype=torch.int32, device=self._device)
+        self._token_slots, self._is_static = slots, False
         self._step.rows = self._pool.sorted(self._ops, slots)
         yield
-        self._step.rows = None
+        self._step.rows = self._token_slots = None
 
     # ---- memory
 
@@ -161,9 +200,18 @@ class Adapters(WorkerFeature):
         """The slots sleep with the weights."""
         self._pool.free()
 
+    def weights_change(self, whole: bool) -> None:
+        """Adapters are fitted to the weights again once these are there."""
+        self._weights_changed = True
+
     def weights_return(self) -> None:
         """Rows that stand still find their adapters again."""
-        if self._pool.restore():
+        is_stale, self._weights_changed = self._weights_changed, False
+        if is_stale:
+            self._fitting.forget()
+            for digest in sorted(self._loaded):  # in the same order on all ranks
+                self.fit_adapter(digest)
+        if self._pool.restore() or is_stale:
             for digest, slot in self._slots.resident.items():
                 if digest in self._loaded:  # else its rows are done
                     self._pool.fill(slot, self._loaded[digest])
@@ -174,13 +222,36 @@ def create(context: FeatureContext) -> Adapters | None:
     config, model = context.config, context.forward.model
     if not config.enable_lora:
         return None
-    layers = [module for module in model.modules() if isinstance(module, Linear) and module.takes_delta]
+    extras, elsewhere = config.lora_extras, context.elsewhere()
+    if isinstance(model, CausalLM) and model.tied and model.lm_head is None:
+        elsewhere |= {"lm_head.weight"}  # the last stage's, which no tensor fills
+    layers = _layers(model, extras=extras)
     device, dtype = context.state.device, context.forward.dtype
-    reader = AdapterReader(model, context.elsewhere())
-    return Adapters(
-        reader,
-        SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device),
+    made = Adapters(
+        AdapterReader(model, layers, elsewhere, extras=extras),
+        SlotPool(layers, config.max_loras, config.max_lora_rank, dtype, device, extras=extras),
         context.state.inputs,
         config.max_lora_rank,
         config.lora_host_memory_bytes,
     )
+    if extras:
+        context.forward.within_logits = made.within_logits
+        context.forward.within_classes = made.within_classes
+    return made
+
+
+def _layers(model: EngineModel, *, extras: bool) -> list[AdaptedLayer]:
+    """Those that have room for adapters."""
+    kinds: tuple[type[AdaptedLayer], ...] = (Linear,)
+    if extras:
+        kinds = (Linear, VocabEmbedding) if isinstance(model, PoolingModel) else (Linear, VocabEmbedding, LMHead)
+    layers = [module for module in model.modules() if isinstance(module, kinds) and module.takes_delta]
+    if extras and isinstance(model, PoolingModel):
+        layers += model.head_layers
+    return layers
+
+
+def _delta_of(layer: AdaptedLayer) -> type[LayerDelta]:
+    if isinstance(layer, VocabEmbedding):
+        return TableDelta
+    return LayerDelta if isinstance(layer, Linear) else HeadDelta

@@ -1,18 +1,20 @@
 """The memory of a rank's slots: the matrices of all layers of each adapter that steps may compute with.
 
 A slot is rows of TILE_RANK ranks of all layers, one behind the other: an adapter of few ranks is the first of them, and
-goes from host memory into its slot in one copy.
+goes from host memory into its slot in one copy. Where adapters may have more than matrices, a slot has a factor and a
+shift for each output, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from app.kernels.lora import LORA_OPS, TILE_RANK, LoraOps, SlotMatrices, SlotRows
-from app.layers.linear import Linear
+from app.kernels.lora import LORA_OPS, TILE_RANK, LoraOps, SlotChanges, SlotMatrices, SlotRows
+from app.layers.adapted_layer import AdaptedLayer
+from app.loading.adapter_changes import LayerChange
 from app.loading.adapters import LayerPair
 from app.platforms import platform_of
 from app.worker.host_copy import empty
@@ -28,15 +30,29 @@ class LayerPlace:
     first: int
     second: int
     end: int
+    outputs: int  # behind so many outputs of other layers
 
     @classmethod
-    def of(cls, layer: Linear, begin: int) -> LayerPlace:
-        """Behind what ends at `begin`."""
+    def of(cls, layer: AdaptedLayer, begin: int, outputs: int) -> LayerPlace:
+        """Behind what ends at `begin`, and so many outputs."""
         sizes = tuple(share.size for share in layer.output_shares.values())
         inputs = layer.input_share.size
         second = begin + len(sizes) * TILE_RANK * inputs
         end = second + sum(sizes) * TILE_RANK
-        return cls(tuple(layer.output_shares), sizes, inputs, begin, second, end)
+        return cls(tuple(layer.output_shares), sizes, inputs, begin, second, end, outputs)
+
+    @property
+    def outputs_end(self) -> int:
+        """Outputs of this layer and those before it."""
+        return self.outputs + sum(self.part_sizes)
+
+    def start_of(self, part: str) -> int:
+        """The first of a part's outputs among the layer's."""
+        return sum(self.part_sizes[: self.parts.index(part)])
+
+    def size_of(self, part: str) -> int:
+        """Outputs of a part."""
+        return self.part_sizes[self.parts.index(part)]
 
     def firsts(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] -> [..., P, TILE_RANK, K]: the same memory."""
@@ -47,18 +63,35 @@ class LayerPlace:
         return rows[..., self.second : self.end].view(*rows.shape[:-1], sum(self.part_sizes), TILE_RANK)
 
 
+@dataclass(slots=True)
+class HostAdapter:
+    """An adapter in host memory."""
+
+    rows: torch.Tensor  # [tiles, width], as it will lie in its slot
+    changes: torch.Tensor | None  # fp32 [2, outputs]: factors and shifts; None: slots have none
+    held: list[LayerChange] = field(default_factory=list)  # what those are made of
+
+
 class SlotPool:
-    """Slots for adapters of up to `max_rank` on these layers."""
+    """Slots for adapters of up to `max_rank` on these layers. `extras`: they have factors and shifts."""
 
     def __init__(
-        self, layers: Iterable[Linear], num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Iterable[AdaptedLayer],
+        num_slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        extras: bool = False,
     ) -> None:
-        self._places: dict[Linear, LayerPlace] = {}
-        end = 0
+        self._places: dict[AdaptedLayer, LayerPlace] = {}
+        end = outputs = 0
         for layer in layers:
-            self._places[layer] = LayerPlace.of(layer, end)
-            end = self._places[layer].end
+            self._places[layer] = place = LayerPlace.of(layer, end, outputs)
+            end, outputs = place.end, place.outputs_end
         self._width, self._device = end, device
+        self._changes = torch.zeros(num_slots, 2, outputs, device=device) if extras else None
         tiles = -(-max_rank // TILE_RANK)
         self._slots = torch.zeros(num_slots, tiles, end, dtype=dtype, device=device)
         self._num_tiles = torch.zeros(num_slots, dtype=torch.int32, device=device)
@@ -76,28 +109,36 @@ class SlotPool:
     @property
     def num_bytes(self) -> int:
         """Memory of all slots."""
-        return self._slots.nbytes
+        return self._slots.nbytes + (0 if self._changes is None else self._changes.nbytes)
 
     @property
-    def layers(self) -> Sequence[Linear]:
+    def layers(self) -> Sequence[AdaptedLayer]:
         """The layers that have a place."""
         return list(self._places)
 
-    def matrices(self, layer: Linear) -> SlotMatrices:
+    def place(self, layer: AdaptedLayer) -> LayerPlace:
+        """Returns where a layer's matrices lie."""
+        return self._places[layer]
+
+    def matrices(self, layer: AdaptedLayer) -> SlotMatrices:
         """A layer's, of all slots."""
-        place = self._places[layer]
+        place, changes = self._places[layer], None
+        if self._changes is not None:
+            own = self._changes[:, :, place.outputs : place.outputs_end]
+            changes = SlotChanges(own[:, 0], own[:, 1])
         tiles = LORA_OPS.on(self._device).part_tiles(place.part_sizes, self._device)
         first, second = place.firsts(self._slots), place.seconds(self._slots)
-        return SlotMatrices(first, second, self._num_tiles, place.part_sizes, tiles)
+        return SlotMatrices(first, second, self._num_tiles, place.part_sizes, tiles, changes)
 
     def host_bytes(self, rank: int) -> int:
         """Memory of the host that an adapter of this rank takes."""
-        return -(-rank // TILE_RANK) * self._width * self._slots.dtype.itemsize
+        changes = 0 if self._changes is None else self._changes[0].nbytes
+        return -(-rank // TILE_RANK) * self._width * self._slots.dtype.itemsize + changes
 
-    def on_host(self, pairs: Sequence[LayerPair]) -> torch.Tensor:
-        """An adapter as it will lie in its slot [tiles, width], in host memory that the device copies by itself.
-        CheckpointError names a tensor whose numbers are none."""
-        tiles = max(-(-len(pair.first) // TILE_RANK) for pair in pairs) if pairs else 1
+    def on_host(self, pairs: Sequence[LayerPair], held: Sequence[LayerChange] = (), rank: int = 1) -> HostAdapter:
+        """An adapter of this rank as it will lie in its slot, in host memory that the device copies by itself; its
+        factors and shifts are yet to be worked out. CheckpointError names a tensor whose numbers are none."""
+        tiles = -(-rank // TILE_RANK)
         pinned = platform_of(self._device).is_async
         rows = torch.zeros(tiles, self._width, dtype=self._slots.dtype, pin_memory=pinned)
         for pair in pairs:
@@ -109,17 +150,21 @@ class SlotPool:
                 count = ranks.stop - ranks.start
                 pair.first_into(place.firsts(rows[tile])[part, :count], ranks)
                 pair.second_into(place.seconds(rows[tile])[start : start + len(pair.second), :count], ranks)
-        return rows
+        changes = None if self._changes is None else torch.zeros(self._changes.shape[1:], pin_memory=pinned)
+        return HostAdapter(rows, changes, list(held))
 
-    def fill(self, slot: int, rows: torch.Tensor) -> None:
+    def fill(self, slot: int, adapter: HostAdapter) -> None:
         """Put an adapter into a slot, behind all steps that were enqueued: none of them meets another's matrices."""
-        self._slots[slot, : len(rows)].copy_(rows, non_blocking=True)
-        self._num_tiles[slot : slot + 1].fill_(len(rows))
+        self._slots[slot, : len(adapter.rows)].copy_(adapter.rows, non_blocking=True)
+        self._num_tiles[slot : slot + 1].fill_(len(adapter.rows))
+        if self._changes is not None and adapter.changes is not None:
+            self._changes[slot].copy_(adapter.changes, non_blocking=True)
 
     def free(self) -> None:
         """Give the memory back; the slots' contents are gone."""
         if not self._emptied and platform_of(self._device).is_async:
-            self._emptied = empty([self._slots.untyped_storage()])
+            held = [self._slots] if self._changes is None else [self._slots, self._changes]
+            self._emptied = empty([tensor.untyped_storage() for tensor in held])
 
     def restore(self) -> bool:
         """Memory again, wherever it lies; False where it was there."""

@@ -8,7 +8,8 @@ scheduler lets it find nothing in the prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -36,8 +37,10 @@ class Pooler(WorkerFeature):
         classify: Callable[[torch.Tensor], torch.Tensor] | None = None,
         *,
         dummy: bool = False,
+        within: Callable[[Sequence[int]], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._device = device
+        """`within`: see ForwardPass.within_classes."""
+        self._device, self._within = device, within
         self._pooling = POOLINGS.load(info.pooling)()
         self._embed = EmbeddingHead(info, device, dummy)
         self._classify = None if classify is None else ClassifierHead(info, classify)
@@ -75,7 +78,9 @@ class Pooler(WorkerFeature):
         for i in sorted(set(range(len(rows))) - set(whole)):
             row = rows[i]
             head = self._head(self._params[row])
-            part = head(hidden[starts[i] : starts[i + 1]].float(), self._params[row])
+            own = hidden[starts[i] : starts[i + 1]].float()
+            with self._within([row] * len(own)):
+                part = head(own, self._params[row])
             self._tokens.setdefault(row, []).append(part)
             if ends[i]:
                 results[i] = torch.cat(self._tokens.pop(row))
@@ -108,7 +113,8 @@ class Pooler(WorkerFeature):
         for params, members in groups.items():
             counts = to_device(lengths[members].astype(np.float32), self._device)
             stacked = self._pooling.finish(torch.stack([vectors[i] for i in members]), counts)
-            results |= zip(members, self._head(params)(stacked, params), strict=True)
+            with self._within([rows[i] for i in members]):
+                results |= zip(members, self._head(params)(stacked, params), strict=True)
         return results
 
     def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:

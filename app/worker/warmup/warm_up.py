@@ -71,19 +71,18 @@ class WarmUp:
             launch_static(static)
         for step in self.plan.compile:
             if self.features.standing_in:
-                self._forward(step, with_parts=True)
-            hidden = self._forward(step)
-            if self.forward.link.is_last:
-                draw(self.forward.logits(hidden[: len(step.counts)].contiguous()))
+                self._logits(step, with_parts=True)
+            logits = self._logits(step)
+            if logits is not None:
+                draw(logits)
 
     def largest(self, runner: ModelRunner) -> None:
         """Run a step of as many tokens, logits and sampling buffers, or results, as any can have."""
         if self.plan.largest is None:
             self._run_prompts(runner, self.plan.prompts)
             return
-        hidden = self._forward(self.plan.largest, with_parts=True)
-        if self.forward.link.is_last:
-            logits = self.forward.logits(hidden[: len(self.plan.largest.counts)].contiguous())
+        logits = self._logits(self.plan.largest, with_parts=True)
+        if logits is not None:
             logits.softmax(dim=-1).sort(dim=-1)  # what top_p needs
 
     def run(self, runner: ModelRunner, num_blocks: int) -> None:
@@ -100,9 +99,14 @@ class WarmUp:
         if (runtime := platform_of(self.device).runtime) is not None:
             runtime.synchronize(self.device)
 
-    def _forward(self, step: DummyStep, *, with_parts: bool = False) -> torch.Tensor:
+    def _forward(self, step: DummyStep) -> torch.Tensor:
+        return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
+
+    def _logits(self, step: DummyStep, *, with_parts: bool = False) -> torch.Tensor | None:
+        """Logits of as many tokens as the step has rows; None in an earlier stage."""
         with self.features.stand_in(sum(step.counts)) if with_parts else nullcontext():
-            return dummy_forward(self.forward, step, self.device, shares_prefixes=self.shares_prefixes)
+            hidden, chosen = self._forward(step), slice(len(step.counts))
+            return self.forward.logits(hidden[chosen].contiguous(), chosen) if self.forward.link.is_last else None
 
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
         size = self.config.block_size

@@ -24,6 +24,12 @@ from tests.tiny_models import tiny_model
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 32}
+ENDS = ["embed_tokens", "lm_head"]
+EXTRAS: list[dict[str, Any]] = [
+    {"r": 4, "use_dora": True, "bias": "lora_only", "target_modules": TARGETS},
+    {"r": 20, "use_dora": True, "target_modules": [*ENDS, "o_proj"]},
+    {"r": 3, "lora_bias": True, "target_modules": ["q_proj", "o_proj", *ENDS[1:]]},
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,9 @@ def adapters(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     return [peft_adapter(directory, root / str(r), r, 0.4, r=r, target_modules=TARGETS) for r in ranks]
 
 
-def tokens(directory: Path, executor_of: Any, adapters: list[Path], **options: Any) -> dict[str, list[int]]:
+def tokens(
+    directory: Path, executor_of: Any, adapters: list[Path], count: int = 24, **options: Any
+) -> dict[str, list[int]]:
     """Requests without an adapter and with three, more than there are slots; some are preempted."""
     config = make_config(directory, **LORA, **options)
     executor: Executor = executor_of(config)
@@ -45,7 +53,7 @@ def tokens(directory: Path, executor_of: Any, adapters: list[Path], **options: A
     try:
         core.start()
         asks: list[AdapterAsk | None] = [None, *(_load(core, path) for path in adapters)]
-        found = run(core, [_asking(request, asks[n % 4]) for n, request in enumerate(requests(24, temperature=0.0))])
+        found = run(core, [_asking(request, asks[n % 4]) for n, request in enumerate(requests(count, temperature=0.0))])
         assert_idle(core)
         with pytest.raises(MantaError, match="the model has no such layer"):
             _load(core, write_adapter(adapters[0].parent / "bad", pair("model.layers.7.mlp.up_proj")))
@@ -62,7 +70,20 @@ def _load(core: EngineCore, path: Path) -> AdapterAsk:
 def _asking(request: EngineRequest, ask: AdapterAsk | None) -> EngineRequest:
     if ask is None:
         return request
-    return replace(request, asks=(ask,), placement=replace(request.placement, cache_root=ask.cache_root(b"")))
+    return replace(request, asks=(ask,))
+
+
+@pytest.mark.parametrize(
+    ("tied", "parallel"),
+    [(True, {"tensor_parallel_size": 2}), (False, {"tensor_parallel_size": 2}), (True, {"pipeline_parallel_size": 2})],
+    ids=["tied tp", "tp", "tied pp"],
+)
+def test_what_adapters_have_beside_matrices(tmp_path: Path, tied: bool, parallel: dict[str, int]) -> None:
+    """DoRA's norms are sums over ranks, biases are one rank's to add, and tables are split by tokens."""
+    model = tiny_model("qwen2", tie_word_embeddings=tied, **SHAPE)
+    adapters = [peft_adapter(model, tmp_path / str(seed), seed, 0.4, **kind) for seed, kind in enumerate(EXTRAS)]
+    own = tokens(model, InProcessExecutor, adapters, 8, executor="in_process", lora_extras=True)
+    assert tokens(model, ForkedExecutor, adapters, 8, lora_extras=True, **parallel) == own
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,16 @@ import torch.nn.functional as F
 
 from app.kernels.gemm import DeferredNorm, Inputs, LinearOps, materialize, triton_small
 from app.kernels.gemm import reference as plain_products
-from app.kernels.lora import NO_SLOT, TILE_RANK, AdaptedWeight, LoraOps, SlotMatrices, reference, triton_ops
+from app.kernels.lora import (
+    NO_SLOT,
+    TILE_RANK,
+    AdaptedWeight,
+    LoraOps,
+    SlotChanges,
+    SlotMatrices,
+    reference,
+    triton_ops,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float32, torch.float16]
@@ -171,6 +181,81 @@ def test_products_with_what_follows_them(
     close(materialize(own), F.rms_norm(expected + residual, (columns,), norm.double(), 1e-5), materialize(bare))
     added = {1: (3, 2), 20: (3, 1), 37: (3, 2), 70: (0, 0)}[tokens][not is_deferred]
     assert len(halves) == (added if name == "triton" else 0), "what the base product adds itself"
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(("tokens", "dtype"), [(5, DTYPES[0]), (70, DTYPES[-1])])
+def test_rows_that_are_looked_up(name: str, tokens: int, dtype: torch.dtype) -> None:
+    """An embedding's: each token chooses an input, or none of this rank's."""
+    torch.manual_seed(tokens)
+    ops, size, outputs, ranks = OPS[name], 90, 72, [16, 3, 20]
+    made, slots = matrices(ops, size, (outputs,), ranks, 2, dtype), slots_of(tokens, len(ranks), tokens)
+    chosen = random.Random(tokens)
+    inputs = [chosen.randrange(-1, size) for _ in range(tokens)]
+    x = torch.zeros(tokens, size)
+    for token, own in enumerate(inputs):
+        x[token, max(own, 0)] = float(own >= 0)
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), made.num_tiles, 2)
+    y = torch.randn(tokens, outputs).to(DEVICE, dtype)
+    expected, before = truth(x.to(DEVICE), made, slots, y), y.clone()
+    out = ops.add_looked_up(torch.tensor(inputs, device=DEVICE), made, rows, y)
+    assert out is y
+    assert (out.double() - expected).abs().max() < TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
+    base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
+    assert torch.equal(out[base], before[base]), "tokens without an adapter have the same bits"
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(("tokens", "size", "dtype"), [(3, 1500, DTYPES[0]), (40, 72, DTYPES[-1])])
+def test_factors_and_shifts(name: str, tokens: int, size: int, dtype: torch.dtype) -> None:
+    """Of the first columns alone, by the slot of each token; others keep their bits."""
+    torch.manual_seed(size)
+    ops, slots, width = OPS[name], slots_of(tokens, 3, size), size + 8
+    whole = torch.randn(3, 2, size + 5, device=DEVICE)
+    changes = SlotChanges(whole[:, 0, 5:], whole[:, 1, 5:])
+    num_tiles = torch.ones(3, dtype=torch.int32, device=DEVICE)
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), num_tiles, 1)
+    y = torch.randn(tokens, width).to(DEVICE, dtype)
+    expected = y.double().clone()
+    for token, slot in enumerate(slots):
+        if slot != NO_SLOT:
+            own = expected[token, :size] * changes.factors[slot].double()
+            expected[token, :size] = own + changes.shifts[slot].double()
+    before = y.clone()
+    assert ops.change(y, changes, rows) is y
+    assert (y.double() - expected).abs().max() < TOLERANCE[dtype] * float(expected.abs().max())
+    base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
+    assert torch.equal(y[base], before[base])
+    assert torch.equal(y[:, size:], before[:, size:])
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_changes_come_before_what_follows_a_product(name: str) -> None:
+    ops, plain, size, columns = OPS[name], LINEAR[name], 256, 128
+    torch.manual_seed(2)
+    slots, dtype = [0, NO_SLOT, 1, 1, NO_SLOT], torch.float32
+    made = matrices(ops, size, (columns,), [16, 5], 1, dtype)
+    factors, shifts = (torch.randn(2, columns, device=DEVICE) for _ in range(2))
+    made = replace(made, changes=SlotChanges(factors, shifts))
+    rows = ops.rows_by_slot(torch.tensor(slots, dtype=torch.int32, device=DEVICE), made.num_tiles, 1)
+    weight, bias = (torch.randn(columns, size) / size**0.5).to(DEVICE), torch.randn(columns, device=DEVICE)
+    x, residual, norm = (torch.randn(*shape, device=DEVICE) for shape in ((5, size), (5, columns), (columns,)))
+    expected = truth(x, made, slots, x.double() @ weight.double().T + bias.double())
+    for token, slot in enumerate(slots):
+        if slot != NO_SLOT:
+            expected[token] = expected[token] * factors[slot].double() + shifts[slot].double()
+    adapted = AdaptedWeight(plain, weight, made, rows)
+    assert torch.allclose(ops.changed.linear(x, adapted, bias).double(), expected, atol=1e-4)
+    normed, total = ops.changed.linear_add_norm(x, adapted, bias, residual, norm, 1e-5, False)
+    assert torch.allclose(total.double(), expected + residual.double(), atol=1e-4)
+    judge = F.rms_norm(expected + residual.double(), (columns,), norm.double(), 1e-5)
+    assert torch.allclose(materialize(normed).double(), judge, atol=1e-4)
+    bare, _ = plain.linear_add_norm(x, weight, bias, residual, norm, 1e-5, False)
+    base = [token for token, slot in enumerate(slots) if slot == NO_SLOT]
+    assert torch.allclose(materialize(normed)[base], materialize(bare)[base], atol=1e-5)
+    gate, up = expected.chunk(2, dim=1)
+    gated = materialize(ops.changed.gated_linear(x, adapted, bias, "silu"))
+    assert torch.allclose(gated.double(), F.silu(gate) * up, atol=1e-4)
 
 
 def test_tokens_are_sorted_into_chunks() -> None:

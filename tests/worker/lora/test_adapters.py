@@ -63,6 +63,7 @@ def load(driver: Driver, directory: Path) -> AdapterAsk:
     digest = AdapterFiles.read(directory, 64).digest()
     driver.worker.call_feature("read_adapter", str(directory), digest)
     wait_until(lambda: driver.worker.call_feature("adapter_is_read", digest))
+    driver.worker.call_feature("fit_adapter", digest)
     return AdapterAsk(directory.name, digest)
 
 
@@ -152,7 +153,7 @@ def test_adapters_take_no_more_host_memory_than_they_may(adapters: list[Path]) -
     load(driver, adapters[0])
     assert driver.worker._parts is not None
     (feature,) = (one for one in driver.worker._parts.features._all if isinstance(one, Adapters))
-    (held,) = (rows.nbytes for rows in feature._loaded.values())
+    (held,) = (adapter.rows.nbytes for adapter in feature._loaded.values())
     driver = adapting(tiny_model(), lora_host_memory_bytes=3 * held - 1)
     asks = [load(driver, adapter) for adapter in adapters[:2]]
     for adapter in adapters[2:]:
