@@ -61,7 +61,7 @@ class LimitedProcess:
             self._is_ready = self._read_answer(lambda: deadline - time.monotonic()) == _READY
         return self._is_ready
 
-    def ask(self, request: bytes, timeout_s: float) -> tuple[bytes, str | None]:
+    def ask(self, request: bytes | bytearray, timeout_s: float) -> tuple[bytes, str | None]:
         """(answer, None), or (b"", what happened) when there is none and the process is of no use any more."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -105,7 +105,7 @@ class LimitedProcess:
                 read += piece
                 if wanted == _LENGTH_BYTES <= len(read):
                     wanted += int.from_bytes(read[:_LENGTH_BYTES], "little")
-        return bytes(read[_LENGTH_BYTES:])
+        return bytes(memoryview(read)[_LENGTH_BYTES:])
 
     def kill(self) -> None:
         """Kill the process."""
@@ -117,7 +117,7 @@ class LimitedProcess:
                     pipe.close()
 
 
-def serve(memory_bytes: int, answer: Callable[[bytes], bytes]) -> None:
+def serve(memory_bytes: int, answer: Callable[[bytes], bytes | bytearray]) -> None:
     """Answer requests until the input ends, in a process that has loaded what it needs: `memory_bytes` are what it may
     take beyond that."""
     limit = psutil.Process().memory_info().vms + memory_bytes
@@ -132,7 +132,7 @@ def serve(memory_bytes: int, answer: Callable[[bytes], bytes]) -> None:
         signal.alarm(0)
 
 
-def _write(answer: bytes) -> None:
+def _write(answer: bytes | bytearray) -> None:
     out = sys.stdout.buffer
     out.write(len(answer).to_bytes(_LENGTH_BYTES, "little"))
     out.write(answer)
