@@ -48,7 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt constraints-dev.txt | $(BIN)/python
 	$(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  --constraint constraints-dev.txt --editable '.[dev,clients,cluster,docs,formats]'
+	  --constraint constraints-dev.txt --editable '.[dev,audio,clients,cluster,docs,formats]'
 	@touch $@ $(VENV)/.installed
 
 setup: $(VENV)/.installed  ## make .venv and install what serving needs

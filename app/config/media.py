@@ -1,4 +1,4 @@
-"""The limits of pictures that requests bring: the section `media` of the ingress."""
+"""The limits of pictures and sounds that requests bring: the section `media` of the ingress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from app.config.frozen import Frozen
 
 
 class MediaConfig(Frozen):
-    """Pictures: what one may be, what reading it may take, and from where it may be fetched."""
+    """Pictures and sounds: what one may be, what reading it may take, and from where it may be fetched."""
 
     max_image_bytes: int = Field(20 << 20, ge=1, description="Largest file of one picture.")
     max_image_pixels: int = Field(
@@ -16,12 +16,26 @@ class MediaConfig(Frozen):
     )
     max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
     max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
-    decode_timeout_s: float = Field(
-        2.0, gt=0, description="CPU time that decoding one picture may take; it is refused and its process killed then."
+    max_sound_s: float = Field(
+        7200.0,
+        gt=0,
+        le=86_400,
+        description="Longest that one sound may last, in seconds, whatever its header says.",
     )
-    decode_memory_bytes: int = Field(1 << 30, ge=64 << 20, description="Memory that decoding one picture may take.")
+    decode_timeout_s: float = Field(
+        2.0,
+        gt=0,
+        description="CPU time that decoding one picture, or a quarter MiB of a sound, may take; it is refused and its "
+        "process killed then.",
+    )
+    decode_memory_bytes: int = Field(
+        1 << 30, ge=64 << 20, description="Memory that decoding one picture or sound may take."
+    )
     max_decoders: int = Field(
-        2, ge=1, le=64, description="Processes that decode pictures, each started when it is needed first."
+        2,
+        ge=1,
+        le=64,
+        description="Processes that decode pictures, and as many for sounds, each started when it is needed first.",
     )
     cache_bytes: int = Field(
         64 << 20, ge=0, description="Memory for pictures that were decoded, which a request that shows one again finds."

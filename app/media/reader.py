@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError
+from app.media.audio.reader import SoundReader
 from app.media.decoders import Decoded, Decoders
 from app.media.fetching import Fetcher
 from app.media.header import Header, read_header
@@ -16,7 +17,8 @@ from app.media.processors.base import Layout, Processor
 
 
 class MediaReader:
-    """All pictures of one process go through one. `key` is the cluster's secret: identities are the same everywhere.
+    """All pictures of one process go through one, and its `sounds`. `key` is the cluster's secret: identities are the
+    same everywhere.
 
     May be called from any thread. Messages of errors go on behind the name of a field (`in_field`).
     """
@@ -27,6 +29,7 @@ class MediaReader:
         self._decoders = Decoders(config)
         self._cache = PictureCache(config.cache_bytes)
         self.fetch = Fetcher(config).fetch
+        self.sounds = SoundReader(config, key)
 
     def _header(self, data: bytes) -> Header:
         return read_header(data, self.config.max_image_pixels, self.config.max_image_side)
@@ -64,6 +67,7 @@ class MediaReader:
     def close(self) -> None:
         """End the processes that decode; idempotent."""
         self._decoders.close()
+        self.sounds.close()
 
 
 @contextmanager

@@ -1,0 +1,64 @@
+"""Reads sounds: a file in, samples out; a piece of them in, features and identity out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from app.config.media import MediaConfig
+from app.errors import InvalidRequestError
+from app.media.audio.kinds import kind_of
+from app.media.audio.mel import MelSettings
+from app.media.audio.sound import Piece, Sound
+from app.media.picture import digest_of
+from app.media.processes import ProcessPool
+
+MODULE = "app.media.audio.sound_process"
+HEARING_S = 2.0  # CPU time that the features of one piece may take
+_STRETCH_BYTES = 1 << 18  # of a file, for each of which the limit on time is granted once more
+
+
+class SoundReader:
+    """All sounds of one process go through one. `key` is the cluster's secret: identities are the same everywhere.
+
+    May be called from any thread; calls block on a process. Messages of errors go on behind the name of a field.
+    """
+
+    def __init__(self, config: MediaConfig, key: bytes) -> None:
+        self.config = config
+        self._key = key
+        self._processes = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
+
+    def decode(self, data: bytes, rate: int) -> Sound:
+        """The sound in a file at a rate. InvalidRequestError says what is wrong with the file, UnsupportedError that
+        it is of a kind that is not read, OverloadedError that nobody could look."""
+        job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": self.config.max_sound_s}
+        answer = self._ask(job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
+        return Sound(np.frombuffer(answer, "<i2"), rate)
+
+    def features(self, piece: Piece, settings: MelSettings) -> bytes:
+        """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
+        job = {"do": "hear", "settings": settings.as_json()}
+        return bytes(self._ask(job, piece.samples.tobytes(), HEARING_S))
+
+    def digest(self, piece: Piece, settings: MelSettings, tenant: str = "") -> bytes:
+        """A piece's identity: whose it is, how it is heard, and its samples."""
+        heard = json.dumps(settings.as_json(), sort_keys=True).encode()
+        return digest_of(self._key, [b"audio", tenant.encode(), heard, piece.samples.tobytes()])
+
+    def _ask(self, job: Mapping[str, Any], data: bytes, timeout_s: float) -> memoryview:
+        asked = bytearray(json.dumps(job).encode() + b"\n")
+        asked += data
+        answer = self._processes.ask(asked, timeout_s)
+        end = answer.index(b"\n") + 1
+        said = json.loads(answer[:end])
+        if "error" in said:
+            raise InvalidRequestError(said["error"])
+        return memoryview(answer)[end:]
+
+    def close(self) -> None:
+        """End the processes; idempotent."""
+        self._processes.close()

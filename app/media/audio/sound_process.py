@@ -1,0 +1,67 @@
+"""The process in which sounds are decoded and heard: it may be killed, the server may not.
+
+Asked a job (a line of JSON, then bytes), it answers with a line of JSON, padded so that numbers behind it lie at
+multiples of their size, then bytes: a file's samples as int16, or a piece's features as float32. Run as
+`python -m app.media.audio.sound_process MEMORY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from app.limited_process import serve
+from app.media.audio.decoding import DecodingError, SoundBounds, decode
+from app.media.audio.mel import MelFeatures, MelSettings
+
+MAX_OPEN_FILES = 64
+HEAD_BYTES = 512
+
+
+def main() -> None:
+    """Answer jobs until the input ends."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    serve(int(sys.argv[1]), _answer)
+
+
+def _answer(asked: bytes) -> bytes | bytearray:
+    line, _, data = asked.partition(b"\n")
+    job = json.loads(line)
+    try:
+        return _decoded(job, data) if job["do"] == "decode" else _heard(job, data)
+    except MemoryError:
+        os._exit(1)  # what was computed so far cannot be told from what was not
+    except DecodingError as error:
+        return _head({"error": str(error)})
+
+
+def _decoded(job: dict[str, Any], data: bytes) -> bytearray:
+    answer = bytearray(HEAD_BYTES)
+    decode(data, job["kind"], SoundBounds(job["rate"], job["max_s"]), answer)
+    answer[:HEAD_BYTES] = _head({})
+    return answer
+
+
+def _heard(job: dict[str, Any], data: bytes) -> bytes:
+    samples = np.frombuffer(data, "<i2").astype(np.float32) / 32_768
+    return _head({}) + _features(**job["settings"]).of(samples).tobytes()
+
+
+@lru_cache(maxsize=8)
+def _features(**settings: int) -> MelFeatures:
+    return MelFeatures(MelSettings(**settings))
+
+
+def _head(said: dict[str, Any]) -> bytes:
+    return json.dumps(said).encode().ljust(HEAD_BYTES - 1) + b"\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Sounds through the processes that decode them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from app.config.media import MediaConfig
+from app.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from app.media.audio.mel import MelFeatures, MelSettings
+from app.media.audio.reader import SoundReader
+from app.media.audio.sound import Piece
+from tests import limits
+from tests.media.audio.sounds import RATE, file_of, noise, wav
+
+SETTINGS = MelSettings()
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[SoundReader]:
+    found = SoundReader(MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=1, max_sound_s=60.0), b"key")
+    yield found
+    found.close()
+
+
+def test_a_file_becomes_samples_and_these_features(reader: SoundReader) -> None:
+    wave = noise(2.0)
+    sound = reader.decode(file_of(wave), RATE)
+    assert (sound.rate, sound.seconds) == (RATE, 2.0)
+    assert np.abs(sound.samples / 32_768 - wave[:, 0]).max() < 1e-4
+    (piece,) = sound.pieces(30.0)
+    found = np.frombuffer(reader.features(piece, SETTINGS), "<f4").reshape(80, 3_000)
+    expected = MelFeatures(SETTINGS).of(sound.samples.astype(np.float32) / 32_768)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_identity_is_of_samples_settings_and_tenant(reader: SoundReader) -> None:
+    piece = Piece(np.arange(99, dtype=np.int16), 0.0, 1.0)
+    other = Piece(np.arange(1, 100, dtype=np.int16), 0.0, 1.0)
+    first = reader.digest(piece, SETTINGS, "a")
+    assert first == reader.digest(replace(piece, begin_s=5.0), SETTINGS, "a")
+    digests = {
+        first,
+        reader.digest(other, SETTINGS, "a"),
+        reader.digest(piece, replace(SETTINGS, num_mels=128), "a"),
+        reader.digest(piece, SETTINGS, "b"),
+        SoundReader(MediaConfig(), b"other").digest(piece, SETTINGS, "a"),
+    }
+    assert len(digests) == 5
+    assert {len(one) for one in digests} == {16}
+
+
+def test_errors_say_what_is_wrong(reader: SoundReader) -> None:
+    with pytest.raises(UnsupportedError, match="is no sound"):
+        reader.decode(b"what", RATE)
+    with pytest.raises(InvalidRequestError, match="9 channels"):
+        reader.decode(wav(b"\0" * 720, channels=9), RATE)
+    with pytest.raises(InvalidRequestError, match="lasts 61 s; at most 60 s"):
+        reader.decode(file_of(noise(61.0, 4_000), rate=4_000), RATE)
+
+
+def test_a_process_that_is_lost_is_replaced(reader: SoundReader) -> None:
+    reader.decode(file_of(noise(0.1)), RATE)
+    for child in psutil.Process().children():
+        if "app.media.audio.sound_process" in " ".join(child.cmdline()):
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    assert reader.decode(file_of(noise(0.1)), RATE).seconds == pytest.approx(0.1)
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    reader = SoundReader(MediaConfig(decode_timeout_s=0.02, max_decoders=1), b"key")
+    silence = file_of(np.zeros((3_600 * 16_000, 1), np.float32), "FLAC")
+    try:
+        with pytest.raises((InvalidRequestError, OverloadedError), match=r"is too much work|too busy"):
+            reader.decode(silence, RATE)
+    finally:
+        reader.close()
+
+
+def test_what_takes_too_much_memory_is_refused() -> None:
+    config = MediaConfig(decode_memory_bytes=64 << 20, decode_timeout_s=limits.patience_s(), max_decoders=1)
+    reader = SoundReader(config, b"key")
+    try:
+        with pytest.raises(InvalidRequestError, match="takes more than 64 MiB"):
+            reader.decode(file_of(np.zeros((3_600 * 4_000, 1), np.float32), "FLAC", 4_000), RATE)
+    finally:
+        reader.close()

@@ -1,0 +1,60 @@
+"""Pieces of a sound: all of it, none too long, cut where it is quiet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.media.audio.sound import Sound
+
+RATE = 1_000
+
+
+def speech(*stretches: float) -> Sound:
+    """Loud and quiet stretches in turn, of so many seconds."""
+    rng = np.random.default_rng(0)
+    parts = [
+        rng.integers(-9_000, 9_000, round(seconds * RATE)) if i % 2 == 0 else rng.integers(-9, 9, round(seconds * RATE))
+        for i, seconds in enumerate(stretches)
+    ]
+    return Sound(np.concatenate(parts).astype(np.int16), RATE)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 29.9, 30.0, 30.1, 61.0, 301.7])
+def test_pieces_are_all_of_the_sound(seconds: float) -> None:
+    sound = speech(seconds)
+    pieces = list(sound.pieces(30.0))
+    np.testing.assert_array_equal(np.concatenate([piece.samples for piece in pieces]), sound.samples)
+    assert all(0 < len(piece.samples) <= 30 * RATE for piece in pieces)
+    begins = [piece.begin_s for piece in pieces]
+    assert begins == [0.0, *(piece.end_s for piece in pieces[:-1])]
+    assert pieces[-1].end_s == pytest.approx(seconds)
+
+
+def test_cuts_are_where_it_is_quiet() -> None:
+    sound = speech(26.0, 0.8, 27.0, 0.5, 20.0)
+    ends = [piece.end_s for piece in sound.pieces(30.0)][:-1]
+    assert ends == pytest.approx([26.4, 54.05], abs=0.25)
+
+
+def test_of_several_quiet_stretches_the_quietest_is_taken() -> None:
+    sound = speech(25.0, 0.5, 1.5, 0.5, 20.0)
+    sound.samples[round(27.0 * RATE) : round(27.5 * RATE)] *= 5
+    (first, _) = sound.pieces(30.0)
+    assert first.end_s == pytest.approx(25.25, abs=0.15)
+
+
+def test_silence_is_cut_late() -> None:
+    sound = Sound(np.zeros(70 * RATE, np.int16), RATE)
+    assert [piece.end_s for piece in sound.pieces(30.0)] == pytest.approx([29.85, 59.7, 70.0], abs=0.1)
+
+
+def test_loud_samples_do_not_overflow() -> None:
+    loud = np.full(40 * RATE, -32_768, np.int16)
+    loud[28 * RATE : 28 * RATE + 500] = 0
+    (first, _) = Sound(loud, RATE).pieces(30.0)
+    assert first.end_s == pytest.approx(28.25, abs=0.2)
+
+
+def test_nothing_has_no_pieces() -> None:
+    assert list(Sound(np.zeros(0, np.int16), RATE).pieces(30.0)) == []
