@@ -17,8 +17,9 @@ from app.api.batches.runner import BatchRunner
 from app.api.batches.turns import Turns
 from app.api.batches.upload_routes import MAX_PART_BYTES, PARTS, upload_routes
 from app.api.batches.upload_store import CompleteBody, UploadBody, UploadStore
-from app.api.batches.uploads import FORM_BYTES, Uploads
+from app.api.batches.uploads import Uploads
 from app.api.endpoint import Api, Endpoint
+from app.api.http.form import FORM_BYTES
 from app.config.limits import RequestLimits
 
 

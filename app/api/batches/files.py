@@ -10,7 +10,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import StreamingResponse
 
 from app.api.batches.file_store import MAX_EXPIRES_S, MAX_FILENAME_CHARS, MIN_EXPIRES_S, PURPOSE, FileStore
-from app.api.batches.uploads import Uploads, uploaded
+from app.api.batches.uploads import Uploads
+from app.api.http.form import uploaded
 from app.api.http.json_response import JSONResponse
 from app.api.http.query import choice_param, int_param, list_page, text_param
 from app.config.limits import RequestLimits

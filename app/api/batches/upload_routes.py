@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from app.api.batches.upload_store import CompleteBody, UploadBody, UploadStore
-from app.api.batches.uploads import Uploads, uploaded
+from app.api.batches.uploads import Uploads
 from app.api.http.body import describe_body, read_body
+from app.api.http.form import uploaded
 from app.api.http.json_response import JSONResponse
 from app.api.http.work_pool import work_of
 

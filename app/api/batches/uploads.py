@@ -7,17 +7,14 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import Request
-from python_multipart.exceptions import FormParserError
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 
 from app.api.batches.file_store import FileStore
-from app.api.http.errors import BodyTooLargeError
+from app.api.http.form import FORM_BYTES, read_form
 from app.api.http.origin import check_origin
 from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, OverloadedError
-
-FORM_BYTES = 64 << 10  # a form's size without its file
 
 
 class Uploads:
@@ -33,16 +30,10 @@ class Uploads:
     @asynccontextmanager
     async def form(self, request: Request, fields: Collection[str]) -> AsyncIterator[FormData]:
         """The form that a request brings, of these fields; InvalidRequestError where it has others or is none."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise InvalidRequestError("expected a form: multipart/form-data")
-        try:
-            form_limits = {"max_files": 1, "max_fields": len(fields), "max_part_size": 1024}
-            async with self._admit(request), request.form(**form_limits) as form:
-                if unknown := sorted(set(form) - set(fields)):
-                    raise InvalidRequestError(f"unknown field {unknown[0][:256]!r}", param=unknown[0][:256])
-                yield form
-        except FormParserError as error:  # Starlette lets it pass
-            raise InvalidRequestError(f"the form cannot be read: {error}") from error
+        async with self._admit(request), read_form(request, len(fields)) as form:
+            if unknown := sorted(set(form) - set(fields)):
+                raise InvalidRequestError(f"unknown field {unknown[0][:256]!r}", param=unknown[0][:256])
+            yield form
 
     @asynccontextmanager
     async def _admit(self, request: Request) -> AsyncIterator[None]:
@@ -66,15 +57,3 @@ class Uploads:
         most, most_own = self._ingress.max_file_store_bytes, self._ingress.max_tenant_file_store_bytes
         if (held and held + num_bytes > most) or (own and own + num_bytes > most_own):
             raise OverloadedError(f"uploads under way have {held} bytes together, {own} of them yours; try later")
-
-
-def uploaded(form: FormData, name: str, max_bytes: int) -> UploadFile:
-    """The file in a form; InvalidRequestError where there is none, or too large a one."""
-    upload = form.get(name)
-    if not isinstance(upload, UploadFile):
-        raise InvalidRequestError(f"{name!r} is required, as a file", param=name)
-    if not upload.size:
-        raise InvalidRequestError("the file is empty", param=name)
-    if upload.size > max_bytes:
-        raise BodyTooLargeError(f"the file exceeds the limit of {max_bytes} bytes", param=name)
-    return upload

@@ -67,6 +67,16 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     return body
 
 
+def validated(request: Request, values: dict[str, Any], model: type[BodyT]) -> BodyT:
+    """Fields that came otherwise, by the rules of a body; InvalidRequestError names the field at fault."""
+    rule, ignored = rule_of(request), IgnoredFields()
+    ignored.ignores_unknown = rule.ignores_unknown(model)
+    body = _parse(json.dumps(values).encode(), model, MAX_DEPTH, ignored)
+    if ignored:
+        rule.count(request, ignored)
+    return body
+
+
 async def read_optional_body(request: Request, model: type[BodyT]) -> BodyT:
     """The same; without a body what `model` is by default."""
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:

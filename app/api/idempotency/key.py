@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from python_multipart.multipart import parse_options_header
 from starlette.types import Scope
 
 from app.errors import InvalidRequestError
@@ -68,9 +69,19 @@ def key_of(scope: Scope) -> str | None:
 
 
 def fingerprint_of(scope: Scope, body: bytes) -> str:
-    """Digests what a repeated request has in common with the first one."""
+    """Digests what a repeated request has in common with the first one. A form's parts may come apart by another
+    boundary then: clients make one up each time."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (scope["path"].encode(), scope["query_string"], body):
+    boundary = _boundary(scope)
+    parts = body.replace(boundary, b"") if boundary else body
+    for part in (scope["path"].encode(), scope["query_string"], parts):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def _boundary(scope: Scope) -> bytes:
+    """Returns what a form's parts are set apart by; b"" for another body."""
+    kinds = (value for name, value in scope["headers"] if name == b"content-type")
+    kind, options = parse_options_header(next(kinds, b""))
+    return options.get(b"boundary", b"") if kind == b"multipart/form-data" else b""
