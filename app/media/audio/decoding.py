@@ -85,7 +85,7 @@ def _decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None
     if resampler is not None:
         pcm += _int16(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     if len(pcm) == begin:
-        raise DecodingError("has no samples")
+        raise DecodingError("is empty: it has no samples")
 
 
 def _int16(samples: Floats) -> bytes:
@@ -106,7 +106,8 @@ def _av_blocks(data: bytes, kind: str, bounds: SoundBounds) -> Iterator[tuple[in
     """Blocks of the first stream of sound. The format is given, so that ffmpeg tries no other."""
     with av.open(io.BytesIO(data), format=kind, metadata_errors="ignore") as container:
         if not container.streams.audio:
-            raise DecodingError("has no sound, but a video alone" if container.streams.video else "has no sound")
+            what = "a video without sound" if container.streams.video else "a container without sound"
+            raise DecodingError(f"is {what}")
         if container.duration is not None:
             bounds.check(container.duration / av.time_base)
         stream = container.streams.audio[0]
