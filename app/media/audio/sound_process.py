@@ -50,7 +50,7 @@ def _decoded(job: dict[str, Any], data: bytes) -> bytearray:
 
 
 def _heard(job: dict[str, Any], data: bytes) -> bytes:
-    samples = np.frombuffer(data, "<i2").astype(np.float32) / 32_768
+    samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32_768)
     return _head({}) + _features(**job["settings"]).of(samples).tobytes()
 
 
