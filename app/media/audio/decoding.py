@@ -9,18 +9,21 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
-import soxr
 
-try:  # now, as the process opens no files later
-    import av
-except ImportError:  # whoever asks has looked whether it is there
-    av = None
 
+def _library(name: str) -> Any:
+    """One of the extra `audio`, loaded now, as the process opens no files later. None where it is not installed: whoever
+    asks has looked."""
+    return None if find_spec(name) is None else import_module(name)
+
+
+av, soundfile, soxr = map(_library, ("av", "soundfile", "soxr"))
 Floats = npt.NDArray[np.float32]
 MIN_RATE, MAX_RATE = 4_000, 384_000
 MAX_CHANNELS = 8
