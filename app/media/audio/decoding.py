@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 
 def _library(name: str) -> Any:
-    """One of the extra `audio`, loaded now, as the process opens no files later. None where it is not installed: whoever
+    """One of the extra `audio`, loaded now, as the process opens no files later. None where it is not installed: who
     asks has looked."""
     return None if find_spec(name) is None else import_module(name)
 
