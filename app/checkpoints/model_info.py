@@ -45,7 +45,15 @@ _ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bo
 _WIDENED, _WIDENED_BY = ("bloom", "gpt_neo", "mpt", "nemotron-nas"), ("n_embd", "multi_query")
 _GENERATING = ("LMHeadModel", "ChatGLMModel")  # language models whose names end like those of models without a head
 # What a family calls a size where the common name says something else.
-_OWN_NAMES = {"longcat_flash": {"num_hidden_layers": "num_layers"}}
+_DECODER_NAMES = {
+    **{"hidden_size": "d_model", "num_hidden_layers": "decoder_layers", "intermediate_size": "decoder_ffn_dim"},
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), "decoder_attention_heads"),
+}
+_OWN_NAMES = {
+    "longcat_flash": {"num_hidden_layers": "num_layers"},
+    "bart": _DECODER_NAMES,
+    "whisper": {**_DECODER_NAMES, "max_position_embeddings": "max_target_positions"},
+}
 _CACHES = {"longcat_flash": 2}  # of a layer; others have one
 
 # Where config.json may say null and mean something: no window, cap, chunks or shared experts. Elsewhere null is what is
@@ -147,7 +155,7 @@ class ModelInfo:
         info = cls.from_directory(config.model, config.revision, config.download_dir, config.hf_overrides)
         fields = info.hf_config
         if config.language_model_only:  # what sees is as if it were not there
-            fields = {name: value for name, value in fields.items() if name != "vision_config"}
+            fields = {name: value for name, value in fields.items() if name not in ("vision_config", "audio_config")}
         return replace(info, impl=config.model_impl, hf_config=fields)
 
     @classmethod

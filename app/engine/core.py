@@ -24,6 +24,7 @@ from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.scheduler import Scheduler, StepRules
 from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
 from app.records.adapter import AdapterAsk
+from app.records.encoder_info import EncoderInfo
 from app.records.engine_state import EngineState, HoldReason
 from app.records.kv_events import KVEventSink
 from app.records.media_info import MediaInfo
@@ -100,7 +101,7 @@ class EngineCore:
         self._check_whole_items(media, budget)
         asked = self.config.speculative_config
         rules = StepRules(
-            max_num_seqs=self.config.max_num_seqs,
+            max_num_seqs=min(self.config.max_num_seqs, worker_info.most_rows or self.config.max_num_seqs),
             max_num_batched_tokens=budget,
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,
@@ -122,7 +123,8 @@ class EngineCore:
                 self.info.eos_token_ids,
                 max_model_len,
                 pooling=pooling,
-                max_item_tokens=self.config.max_item_tokens if worker_info.encoder_tokens else 0,
+                max_item_tokens=self.config.max_item_tokens if worker_info.encoder_tokens and media else 0,
+                encoder=EncoderInfo.of(self.info) if pooling is None else None,
             ),
             model=model_revision(self.info, self.config),
             block_hash_key=self._block_hash_key,

@@ -18,11 +18,17 @@ class LayerCacheSpec:
     width: int
     dtype: torch.dtype
     sliding_window: int | None = None  # tokens that are read again, the token itself included; None: all
+    # Of each request it keeps so many positions of an encoder's output instead of its tokens; None: its tokens.
+    encoder_positions: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
         """Memory of one token."""
         return prod(self.planes) * self.width * self.dtype.itemsize
+
+    def num_encoder_blocks(self, block_size: int) -> int:
+        """Blocks that hold what it keeps of an encoder's output for one request."""
+        return -(-(self.encoder_positions or 0) // block_size)
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
         """The shape of one block."""

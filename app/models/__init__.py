@@ -125,6 +125,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "SolarOpenForCausalLM": "app.models.families.solar_open:SolarOpenForCausalLM",
         "StableLmForCausalLM": "app.models.families.stablelm:StableLmForCausalLM",
         "XGLMForCausalLM": "app.models.families.xglm:XGLMForCausalLM",
+        "WhisperForConditionalGeneration": "app.models.multimodal.whisper:WhisperForConditionalGeneration",
         "YoutuForCausalLM": "app.models.families.youtu:YoutuForCausalLM",
     },
     PluginGroup("models", "app.models.decoder:CausalLM"),

@@ -60,6 +60,7 @@ class DecoderSettings:
     head_bias: bool = False
     final_norm: bool = True
     norms_sums: bool = False  # layers norm their sums, not what their blocks read
+    cross_positions: int = 0  # most of an encoder's output that layers attend to; 0: there is no encoder
     rotary_dim: int = 0  # of a head's dimensions, those that rotate, where the family must know
     experts: ExpertSettings | None = None  # in the layers that it names, instead of one feed-forward layer
     latent: LatentSettings | None = None  # of latent attention; None: keys and values of heads are cached

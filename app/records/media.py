@@ -1,5 +1,5 @@
-"""Pictures and videos as a request brings them for the worker's feature that encodes them, and what they add to the
-hashes of its blocks (I5)."""
+"""Pictures, videos and sounds as a request brings them for the worker's feature that encodes them, and what they add to
+the hashes of its blocks (I5)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.errors import InvalidRequestError
+import numpy as np
 
-MediaKind = Literal["image", "video"]
+from app.errors import InvalidRequestError
+from app.records.encoder_input import encoder_input_of
+
+MediaKind = Literal["image", "video", "audio"]
 DIGEST_BYTES = 16
+# Of what encoders read: pixels, and features of a sound.
+VALUE_TYPES: dict[MediaKind, np.dtype[np.generic]] = {
+    "image": np.dtype("u1"),
+    "video": np.dtype("u1"),
+    "audio": np.dtype("<f4"),
+}
 
 
 @dataclass(slots=True, frozen=True)
 class MediaItem:
-    """One picture or video: its place in the prompt, and its pixels as the family's processor leaves them.
+    """One picture, video or sound: its place in the prompt, and its pixels, or the features of a sound, as the family's
+    processor leaves them.
 
-    `digest` is its identity: keyed, over kind, size, decoded pixels and every setting of the processor. Pixels are not
-    normalised: mean, deviation and scale are the encoder's.
+    `digest` is its identity: keyed, over kind, size, decoded pixels or samples and every setting of the processor.
+    Pixels are not normalised: mean, deviation and scale are the encoder's.
     """
 
     kind: MediaKind
     digest: bytes
     offset: int  # of its first token among the prompt's
     length: int  # tokens that it takes there, break tokens within included
-    grid: tuple[int, int, int]  # frames, rows and columns of patches as the encoder reads them
+    # Frames, rows and columns of patches as the encoder reads them; of a sound windows, 1 and frames that are sound.
+    grid: tuple[int, int, int]
     shape: tuple[int, ...]  # of `pixels`
-    pixels: bytes  # uint8, in the encoder's own order; empty where nobody will read them
+    pixels: bytes  # of VALUE_TYPES, in the encoder's own order; empty where nobody will read them
     seconds_per_frame: float = 0.0  # of a video whose positions go by time
 
     @property
@@ -52,7 +63,8 @@ class MediaAsk:
                 raise InvalidRequestError(
                     f"messages: an item has {where}, {begin} of which are taken", param="messages"
                 )
-            if len(item.pixels) != math.prod(item.shape) or len(item.digest) != DIGEST_BYTES:
+            size = math.prod(item.shape) * VALUE_TYPES[item.kind].itemsize
+            if len(item.pixels) != size or len(item.digest) != DIGEST_BYTES:
                 raise InvalidRequestError("messages: an item's pixels or digest are cut off", param="messages")
             begin = item.end
 
@@ -70,13 +82,16 @@ def media_of(asks: Sequence[object]) -> MediaAsk | None:
 def block_extras(asks: Sequence[object], block_size: int, first_block: int = 0) -> dict[int, bytes] | None:
     """The `extras` of `hash_blocks` for a request's blocks from `first_block` on, which has the index 0 there.
 
-    A block that holds tokens of an item is bound to its digest and to where in the block it begins.
+    A block that holds tokens of an item is bound to its digest and to where in the block it begins, the first block,
+    and by it all others, to the digest of what an encoder reads.
     """
-    ask = media_of(asks)
-    if ask is None:
+    ask, encoded = media_of(asks), encoder_input_of(asks)
+    if ask is None and encoded is None:
         return None
     extras: dict[int, bytes] = {}
-    for item in ask.items:
+    if encoded is not None and first_block == 0:
+        extras[0] = encoded.digest
+    for item in () if ask is None else ask.items:
         for block in range(max(first_block, item.offset // block_size), -(-item.end // block_size)):
             begin = (item.offset - block * block_size).to_bytes(8, "little", signed=True)
             extras[block - first_block] = extras.get(block - first_block, b"") + item.digest + begin

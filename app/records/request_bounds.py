@@ -15,6 +15,8 @@ import numpy as np
 
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.records.bad_words import BadWords
+from app.records.encoder_info import EncoderInfo
+from app.records.encoder_input import encoder_input_of
 from app.records.media import MediaAsk, media_of
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
@@ -34,6 +36,7 @@ class RequestBounds:
     max_kv_tokens: int | None = None  # that the whole KV cache holds; None while unknown
     pooling: PoolingInfo | None = None  # of a model that gives vectors; None: it generates
     max_item_tokens: int = 0  # of a picture or video in a prompt; 0: the model sees nothing
+    encoder: EncoderInfo | None = None  # that the model's decoder attends to; None: to none
 
     @cached_property
     def max_total_tokens(self) -> int:
@@ -53,10 +56,12 @@ class RequestBounds:
         UnsupportedError for what this model does not do.
         """
         self._check_prompt(request.prompt_token_ids)
+        request = self._with_encoder_text(request)
         if request.output_token_ids:
             self._check_output(request)
         if (media := media_of(request.asks)) is not None:
             self._check_media(media, len(request.prompt_token_ids))
+        self._check_encoder_input(request)
         work = request.work
         if isinstance(work, PoolingParams):
             self._check_pooling(work, len(request.prompt_token_ids))
@@ -98,6 +103,23 @@ class RequestBounds:
                 f"{self.max_item_tokens}: send a smaller one",
                 param="messages",
             )
+
+    def _with_encoder_text(self, request: EngineRequest) -> EngineRequest:
+        """The request with its prompt where the model reads a text: in the encoder."""
+        if self.encoder is None or self.encoder.kind != "text" or encoder_input_of(request.asks) is not None:
+            return request
+        read = self.encoder.of_text(request.prompt_token_ids)
+        return replace(request, prompt_token_ids=list(self.encoder.start), asks=(*request.asks, read))
+
+    def _check_encoder_input(self, request: EngineRequest) -> None:
+        given = encoder_input_of(request.asks)
+        if self.encoder is None:
+            if given is not None:
+                raise UnsupportedError("the model has no encoder that the request could give something", param="model")
+        elif given is None:
+            raise UnsupportedError("the model generates from a sound: ask for a transcription", param="model")
+        else:
+            self.encoder.check(given)
 
     def _check_output(self, request: EngineRequest) -> None:
         """That of a request which goes on after it has left another replica."""

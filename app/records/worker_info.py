@@ -26,6 +26,7 @@ class WorkerInfo:
     # Windows of the groups of layers that keep blocks of their own; None: the whole context (app/records/kv_groups.py).
     kv_windows: tuple[int | None, ...] = (None,)
     states: StatePool | None = None  # None: no layer keeps any
+    most_rows: int | None = None  # that requests may be in at once, where that is less than was asked for
     encoder_tokens: int = 0  # that the workers keep of what encoders gave; 0: the model sees nothing
 
     @property

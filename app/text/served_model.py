@@ -8,6 +8,7 @@ from functools import cached_property
 
 from app.checkpoints.model_info import ModelInfo
 from app.records.adapter import AdapterAsk
+from app.records.encoder_info import EncoderInfo
 from app.records.pooling_info import PoolingInfo
 from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
@@ -68,7 +69,8 @@ class ServedModel:
         if self._bounds is None or self._bounds.max_kv_tokens != self.max_kv_tokens:
             own = self.info.vocab_size, self.info.eos_token_ids
             seen = 0 if self.media is None else self.media.max_item_tokens
-            self._bounds = RequestBounds(*own, self.max_model_len, self.max_kv_tokens, self.pooling, seen)
+            encoder = None if self.pooling is not None else EncoderInfo.of(self.info)
+            self._bounds = RequestBounds(*own, self.max_model_len, self.max_kv_tokens, self.pooling, seen, encoder)
         return self._bounds
 
     @property

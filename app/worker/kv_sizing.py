@@ -44,8 +44,10 @@ def size_kv_cache(
         return _configured(config.num_blocks, spec)
     runtime = platform_of(device).runtime
     if runtime is None:
-        # On a GPU states show in what is free.
-        budget = config.kv_cache_memory_bytes - config.max_num_seqs * spec.bytes_per_state
+        # On a GPU states and encoded inputs show in what is free.
+        beside = config.max_num_seqs * spec.bytes_per_state
+        beside += num_encoded_slots(config, spec, device) * spec.bytes_per_encoded
+        budget = config.kv_cache_memory_bytes - beside
         option = "kv_cache_memory_bytes"
     else:
         budget, option = free_bytes(), "gpu_memory_utilization"
@@ -81,6 +83,26 @@ def num_state_slots(
     if platform_of(device).runtime is None:
         return ON_A_CPU * config.max_num_seqs
     return max(0, min(free_bytes() // spec.bytes_per_state, MOST_KEPT * config.max_num_seqs))
+
+
+def num_encoded_slots(config: EngineConfig, spec: KVCacheSpec, device: torch.device) -> int:
+    """Requests at once of which something of an encoder's output is kept: max_num_seqs, or as many as half of the
+    memory for caches holds, at least one."""
+    if not spec.encoded:
+        return 0
+    runtime: Any = platform_of(device).runtime
+    budget = config.kv_cache_memory_bytes
+    if runtime is not None:
+        free, total = runtime.mem_get_info(device)
+        budget = int(free - total * (1 - config.gpu_memory_utilization))
+    return max(1, min(config.max_num_seqs, budget // 2 // spec.bytes_per_encoded))
+
+
+def describe_encoded(spec: KVCacheSpec, num_slots: int) -> list[str]:
+    """A line for the start-up notes where something of an encoder's output is kept."""
+    if not spec.encoded:
+        return []
+    return [f"encoded inputs: {spec.bytes_per_encoded / MIB:.2f} MiB a request, {num_slots} requests at once"]
 
 
 def describe(

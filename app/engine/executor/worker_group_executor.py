@@ -207,6 +207,7 @@ class WorkerGroupExecutor(Executor):
             kv_connector=tuple(report for info in infos for report in info.kv_connector),
             num_draft_tokens=min(info.num_draft_tokens for info in infos),
             encoder_tokens=infos[0].encoder_tokens,  # the first stage's
+            most_rows=min((info.most_rows for info in infos if info.most_rows is not None), default=None),
             num_draft_slots=max(info.num_draft_slots for info in infos),
             num_deferred=min(info.num_deferred for info in infos),
             kv_windows=infos[0].kv_windows,

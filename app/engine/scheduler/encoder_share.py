@@ -1,17 +1,29 @@
 """Bounds what the encoder does in a step: a chunk of a prompt ends before a picture that would make the step too long.
 
 The workers encode an item before the first chunk that touches it, and keep what came of it for as long as their cache
-has room. The same book is kept here, so that an item is counted once for all requests that show it; where it should
-differ from the workers', a step takes longer, and nothing else. A step that encodes nothing else takes any one item.
+has room. What a decoder attends to as a whole is an item that every chunk touches. The same book is kept here, so that
+an item is counted once for all requests that show it; where it should differ from the workers', a step takes longer,
+and nothing else. A step that encodes nothing else takes any one item.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from app.records.media import MediaItem, media_of
+from app.records.encoder_input import encoder_input_of
+from app.records.media import media_of
 from app.records.request_state import Request
 from app.records.sized_cache import SizedCache
+
+
+class Touched(NamedTuple):
+    """An item that a chunk touches."""
+
+    digest: bytes
+    length: int  # tokens, or positions, that an encoder gives of it
+    offset: int  # of its first token
+    end: int  # behind its last one
 
 
 class EncoderShare:
@@ -53,11 +65,11 @@ class EncoderShare:
         """The workers have forgotten what they kept."""
         self._known.clear()
 
-    def _fits(self, item: MediaItem) -> bool:
+    def _fits(self, item: Touched) -> bool:
         is_free = item.digest in self._planned or self._known.find(item.digest) is not None
         return is_free or self._is_untouched or item.length <= self._left
 
-    def _take(self, item: MediaItem) -> None:
+    def _take(self, item: Touched) -> None:
         if item.digest in self._planned or self._known.find(item.digest) is not None:
             return
         self._is_untouched = False
@@ -66,7 +78,11 @@ class EncoderShare:
         self._known.keep(item.digest, True, item.length)
 
 
-def _touched(request: Request, begin: int, end: int) -> Iterator[MediaItem]:
-    ask = media_of(request.spec.asks)
-    if ask is not None:
-        yield from (item for item in ask.items if item.offset < end and item.end > begin)
+def _touched(request: Request, begin: int, end: int) -> Iterator[Touched]:
+    asks = request.spec.asks
+    if (read := encoder_input_of(asks)) is not None:
+        yield Touched(read.digest, read.length, begin, end)
+    if (ask := media_of(asks)) is not None:
+        for item in ask.items:
+            if item.offset < end and item.end > begin:
+                yield Touched(item.digest, item.length, item.offset, item.end)

@@ -54,12 +54,27 @@ class KVCacheSpec:
     windows: Windows = WHOLE  # of the groups, the same on every rank
     # What each of all layers keeps of a request (None: nothing); (): none of them keeps any.
     states: tuple[LayerStateSpec | None, ...] = ()
+    # The same of an encoder's output: blocks that are no others', as many for each request.
+    encoded: tuple[LayerCacheSpec | None, ...] = ()
 
     @classmethod
     def of(cls, layers: Sequence[AttentionLayer], block_size: int, windows: Windows = WHOLE) -> KVCacheSpec:
         """The cache that these layers need, in the order of their `layer_index`."""
         states = tuple(layer.state_spec() for layer in layers)
-        return cls(tuple(layer_specs(layers)), block_size, windows, states if any(states) else ())
+        encoded = tuple(_encoded_spec(layer) for layer in layers)
+        return cls(
+            tuple(layer_specs(layers)),
+            block_size,
+            windows,
+            states if any(states) else (),
+            encoded if any(encoded) else (),
+        )
+
+    @property
+    def bytes_per_encoded(self) -> int:
+        """Memory of what all layers keep of an encoder's output for one request."""
+        size, specs = self.block_size, [spec for spec in self.encoded if spec is not None]
+        return sum(spec.num_encoder_blocks(size) * size * spec.bytes_per_token for spec in specs)
 
     @property
     def bytes_per_state(self) -> int:
@@ -113,7 +128,7 @@ class KVCacheSpec:
     def groups_of(self, layers: Sequence[AttentionLayer]) -> list[int]:
         """The group of each of these layers, which the cache is for; of one that keeps nothing of tokens the first."""
         groups = iter(self.positions)
-        return [0 if layer.cache_spec() is None else next(groups)[0] for layer in layers]
+        return [next(groups)[0] if _keeps_tokens(layer) else 0 for layer in layers]
 
     @property
     def place_specs(self) -> list[LayerCacheSpec]:
@@ -136,11 +151,22 @@ class KVCacheSpec:
         sizes = [layer.bytes_per_token * self.block_size // self.copy_dtype.itemsize for layer in self.place_specs]
         return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def of_layers(self, places: Sequence[torch.Tensor], nothing: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor of each layer among those of all places; `nothing` where it keeps nothing of tokens."""
+    def of_layers(self, places: Sequence[torch.Tensor], others: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The tensor of each layer: its own one of `others`, else that of its place."""
         found = iter(places[place] for _, place in self.positions)
-        kinds = self.states or (None,) * len(self.layers)
-        return [next(found) if state is None else nothing for state in kinds]
+        return [next(found) if other is None else other for other in others]
+
+    def allocate_others(self, num_requests: int, device: torch.device) -> list[torch.Tensor | None]:
+        """The tensor of each layer that keeps nothing of tokens, blocks of an encoder's output where it keeps these;
+        None where it has a place in the blocks of tokens."""
+        if self.encoded:
+            size = self.block_size
+            return [
+                None if spec is None else _blocks(spec, num_requests * spec.num_encoder_blocks(size), size, device)
+                for spec in self.encoded
+            ]
+        nothing = torch.empty(0, device=device)
+        return [None if state is None else nothing for state in self.states or (None,) * len(self.layers)]
 
     def allocate_states(self, num_slots: int, device: torch.device) -> list[tuple[torch.Tensor, ...]]:
         """The states of each layer, a tensor [num_slots, ...] for each kind. Whoever begins there reads none of it."""
@@ -153,16 +179,27 @@ class KVCacheSpec:
 
     def allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
         """A tensor for each place. Zeroed, so that slots nobody wrote are finite when a masked product touches them."""
-        shapes = [((num_blocks, *layer.block_shape(self.block_size)), layer.dtype) for layer in self.place_specs]
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-        for tensor in tensors:
-            zero(tensor)
-        return tensors
+        return [_blocks(layer, num_blocks, self.block_size, device) for layer in self.place_specs]
+
+
+def _blocks(spec: LayerCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
+    tensor = torch.empty((num_blocks, *spec.block_shape(block_size)), dtype=spec.dtype, device=device)
+    zero(tensor)
+    return tensor
+
+
+def _encoded_spec(layer: AttentionLayer) -> LayerCacheSpec | None:
+    spec = layer.cache_spec()
+    return None if spec is None or spec.encoder_positions is None else spec
+
+
+def _keeps_tokens(layer: AttentionLayer) -> bool:
+    return layer.cache_spec() is not None and _encoded_spec(layer) is None
 
 
 def layer_specs(layers: Sequence[AttentionLayer]) -> list[LayerCacheSpec]:
     """Returns what those layers keep of tokens that keep anything of them."""
-    specs = [layer.cache_spec() for layer in layers if layer.state_spec() is None]
+    specs = [layer.cache_spec() for layer in layers if layer.state_spec() is None and _encoded_spec(layer) is None]
     kept = [spec for spec in specs if spec is not None]
     assert len(kept) in (0, len(specs)), "a model with and without a KV cache"
     return kept
@@ -172,16 +209,17 @@ class KVCache:
     """The cache of this rank's layers. `tensors` (one for each layer) is one list for good: whoever holds it sees a new
     allocation. Layers at the same place of a block have the same tensor, and blocks of their own."""
 
-    def __init__(self, spec: KVCacheSpec, device: torch.device, num_rows: int = 0) -> None:
-        """`num_rows`: of running requests, each of which has its states at the place of its row. ConfigError when the
-        device does not have the memory."""
-        self.spec = spec
+    def __init__(self, spec: KVCacheSpec, device: torch.device, num_rows: int = 0, num_encoded: int = 0) -> None:
+        """`num_rows`: of running requests, each of which has its states at the place of its row; `num_encoded`: slots
+        for what is kept of an encoder's output. ConfigError when the device does not have the memory."""
+        self.spec, self.num_encoded = spec, num_encoded
         try:
             self.states = spec.allocate_states(num_rows, device)
         except RuntimeError as error:  # also torch.OutOfMemoryError
             mib = num_rows * spec.bytes_per_state >> 20
             message = f"max_num_seqs={num_rows}: the states of so many requests need {mib} MiB on {device}: {error}"
             raise ConfigError(message, param="max_num_seqs") from error
+        self.others = spec.allocate_others(num_encoded, device)  # of layers without a place in blocks of tokens
         self.kept: list[tuple[torch.Tensor, ...]] = []  # copies of states in slots, [num_slots, ...] each
         self.num_slots: int | None = 0  # for copies of states; None: they lie in blocks
         self.tensors: list[torch.Tensor] = []
@@ -199,7 +237,7 @@ class KVCache:
             raise ConfigError(
                 f"num_blocks={num_blocks} needs {mib} MiB on {self._device}: {error}", param="num_blocks"
             ) from error
-        self.tensors.extend(self.spec.of_layers(self.places, torch.empty(0, device=self._device)))
+        self.tensors.extend(self.spec.of_layers(self.places, self.others))
 
     def keep(self, num_states: int | None) -> None:
         """Make room for so many copies of states; None: in blocks. ConfigError when the device does not have the
@@ -226,7 +264,9 @@ class KVCache:
 
     @property
     def _all(self) -> list[torch.Tensor]:
-        return [*self.places, *(tensor for layer in (*self.states, *self.kept) for tensor in layer)]
+        encoded = self.others if self.spec.encoded else ()
+        own = (tensor for tensor in encoded if tensor is not None)
+        return [*self.places, *own, *(tensor for layer in (*self.states, *self.kept) for tensor in layer)]
 
     def restore(self) -> None:
         """Memory for the tensors again, zeroed as at first; elsewhere than before. OutOfMemoryError."""

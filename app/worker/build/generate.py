@@ -21,6 +21,7 @@ from app.worker.heads.base import Head
 from app.worker.heads.relay import RelayHead
 from app.worker.heads.sampling import SamplingHead
 from app.worker.kv_group_choice import select_groups
+from app.worker.kv_sizing import describe_encoded, num_encoded_slots
 from app.worker.placement import Placement
 from app.worker.rows.row_state import RowState
 from app.worker.rows.step_inputs import StepInputs
@@ -48,7 +49,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     refuse_with_states(config, spec)
     width = ctx.max_model_len + num_drafts
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
-    cache = KVCache(spec, device, config.max_num_seqs)
+    cache = KVCache(spec, device, config.max_num_seqs, num_encoded_slots(config, spec, device))
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
     drafting = None if proposer is None else Drafting(proposer, state.columns, link)
     head = _head(config, forward, state, num_drafts, drafting)
@@ -92,7 +93,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         ),
         cascade=cascade,
         graphs=graphs,
-        notes=_notes(model, cascade),
+        notes=[*describe_encoded(spec, cache.num_encoded), *_notes(model, cascade)],
     )
 
 

@@ -20,7 +20,7 @@ from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
 from app.models.multimodal.base import MediaModel, Picture
 from app.platforms.to_device import to_device
-from app.records.media import MediaItem, media_of
+from app.records.media import VALUE_TYPES, MediaItem, media_of
 from app.records.sized_cache import SizedCache
 from app.records.step import ModelRunnerOutput, NewRequest
 from app.records.worker_info import WorkerInfo
@@ -220,7 +220,8 @@ class Media(WorkerFeature):
 
     def _picture(self, item: MediaItem) -> Picture:
         assert item.pixels, f"the pixels of an item at {item.offset} are missing"
-        pixels = np.frombuffer(bytearray(item.pixels), np.uint8).reshape(item.shape)  # a tensor wants to be writable
+        kind = VALUE_TYPES[item.kind]
+        pixels = np.frombuffer(bytearray(item.pixels), kind).reshape(item.shape)  # a tensor wants to be writable
         return Picture(to_device(pixels, self._device), item.grid)
 
     # ---- memory, weights and figures

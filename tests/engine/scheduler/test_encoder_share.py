@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.engine.scheduler.encoder_share import EncoderShare
+from app.records.encoder_input import EncoderInput
 from app.records.media import MediaAsk, MediaItem
 from app.records.request import EngineRequest
 from app.records.request_state import Request
@@ -56,3 +57,18 @@ def test_a_step_takes_one_item_whatever_its_size() -> None:
     share.forget()
     share.begin_plan()
     assert share.cut(request(ITEM, OTHER), 0, 30) == 20
+
+
+def test_every_chunk_touches_what_a_decoder_attends_to() -> None:
+    read = EncoderInput("audio", b"c" * 16, 10, (2, 20), b"")
+    spec = EngineRequest("r", [], SamplingParams(), asks=(read,))
+    first = Request(spec, [0] * 40, 40, 41, (), frozenset(), b"")
+    other = Request(replace(spec, asks=(replace(read, digest=b"d" * 16),)), [0] * 40, 40, 41, (), frozenset(), b"")
+    share = EncoderShare(15, 20)
+    share.begin_plan()
+    assert share.cut(first, 0, 5) == 5
+    assert not share.may_begin(other, 0)
+    assert share.cut(other, 0, 40) == 0
+    share.begin_plan()
+    assert share.cut(first, 5, 40) == 40  # is known
+    assert share.cut(other, 0, 40) == 40
