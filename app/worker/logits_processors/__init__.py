@@ -19,6 +19,7 @@ LOGITS_PROCESSORS: Registry[type[LogitsProcessor]] = Registry(
         "min_tokens": "app.worker.logits_processors.min_tokens:MinTokens",
         "logit_bias": "app.worker.logits_processors.logit_bias:LogitBias",
         "penalties": "app.worker.logits_processors.penalties:Penalties",
+        "transcription": "app.worker.logits_processors.transcription:Transcription",
         "thinking_budget": "app.worker.logits_processors.thinking_budget:ThinkingBudget",
     },
 )
