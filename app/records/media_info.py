@@ -1,4 +1,5 @@
-"""Reads from a model's config.json which pictures it takes: whose processor, and the tokens that stand for them."""
+"""Reads from a model's config.json which pictures or sounds it takes: whose processor, and the tokens that stand for
+them."""
 
 from __future__ import annotations
 
@@ -23,6 +24,9 @@ PROCESSORS = {
     "idefics3": "idefics3",
     "smolvlm": "idefics3",
 }
+SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
+_AUDIO_FIELDS = ("audio_token_id", "audio_token_index")
+_DEFAULT_AUDIO_IDS = {"qwen2_audio": 151_646, "voxtral": 24}
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index")
 _DEFAULT_IDS = {"gemma3": 262_144, "llava": 32_000, "mistral3": 10, "internvl": 151_667, "idefics3": 128_257}
@@ -30,24 +34,30 @@ _DEFAULT_IDS = {"gemma3": 262_144, "llava": 32_000, "mistral3": 10, "internvl": 
 
 @dataclass(slots=True, frozen=True)
 class MediaInfo:
-    """One model's pictures and videos."""
+    """One model's pictures and videos, or its sounds."""
 
-    processor: str  # the family that prepares pixels
-    image_token_id: int  # stands in prompts where the embedding of a piece of a picture goes
+    processor: str  # the family that prepares pixels, or features
+    # Stands in prompts where the embedding of a piece of a picture goes; None: it takes no pictures.
+    image_token_id: int | None
     video_token_id: int | None = None  # None: it takes no videos
     spatial_merge: int = 1  # patches along each side that become one token
     # Tokens of a picture that see each other, so that one step computes all that are left of it; 0: they do not.
     whole_tokens: int = 0
+    audio_token_id: int | None = None  # None: it takes no sounds
 
     def placeholder(self, kind: MediaKind) -> int | None:
         """The token that stands for such an item's embeddings."""
-        return self.image_token_id if kind == "image" else self.video_token_id
+        ids = {"image": self.image_token_id, "video": self.video_token_id, "audio": self.audio_token_id}
+        return ids[kind]
 
     @classmethod
     def of(cls, info: ModelInfo) -> MediaInfo | None:
         """Read it; None: the model takes text only."""
         hf, kind = info.hf_config, str(info.hf_config.get("model_type"))
         vision: Any = hf.get("vision_config")
+        if kind in SOUND_PROCESSORS and isinstance(hf.get("audio_config"), dict):
+            sounds = (hf[name] for name in _AUDIO_FIELDS if isinstance(hf.get(name), int))
+            return cls(SOUND_PROCESSORS[kind], None, audio_token_id=next(sounds, _DEFAULT_AUDIO_IDS[kind]))
         if kind not in PROCESSORS or not isinstance(vision, dict):
             return None
         processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]

@@ -47,7 +47,7 @@ class ModelMedia:
         CheckpointError names what of the files cannot be used, ConfigError an option that the processor does not have.
         """
         info = MediaInfo.of(model)
-        if info is None or info.processor not in PROCESSORS:
+        if info is None or info.image_token_id is None or info.processor not in PROCESSORS:
             return None
         placeholder = tokenizer.id_to_token(info.image_token_id)
         if placeholder is None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 Rule = tuple[str, str]  # a pattern anywhere in the name, and what stands there instead
 
 _TEXT: list[Rule] = [
-    (r"^(?:model\.language_model|language_model\.model|model\.text_model)\.", "model."),
+    # transformers 5 writes Qwen2-Audio's and Voxtral's with one `model.` more.
+    (r"^(?:model\.language_model|language_model\.model(?:\.model)?|model\.text_model)\.", "model."),
     (r"^language_model\.lm_head\.", "lm_head."),
 ]
 _IMAGES = (

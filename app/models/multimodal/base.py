@@ -21,7 +21,8 @@ from app.records.media_info import MediaInfo
 FEATURE = "app.worker.media.media:create"
 OWN = "encoder."  # where an encoder's tensors stand in the model
 _SEES = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector|mm_projector|connector)\."
+    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|multi_modal_projector|mm_projector|"
+    r"connector)\."
 )
 
 
@@ -29,8 +30,8 @@ _SEES = re.compile(
 class Picture:
     """An item as an encoder reads it."""
 
-    pixels: torch.Tensor  # uint8 on the encoder's device, in its own order
-    grid: tuple[int, int, int]  # frames, rows, columns of patches
+    pixels: torch.Tensor  # on the encoder's device, in its own order: uint8, of a sound fp32 features
+    grid: tuple[int, int, int]  # frames, rows, columns of patches; of a sound windows, 1, frames that are sound
 
 
 class MediaEncoder(Layer):
