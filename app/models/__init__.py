@@ -24,6 +24,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "ChatGLMModel": "app.models.families.chatglm:ChatGLMModel",
         "CodeGenForCausalLM": "app.models.families.gptj:CodeGenForCausalLM",
         "Cohere2ForCausalLM": "app.models.families.cohere:Cohere2ForCausalLM",
+        "BartForConditionalGeneration": "app.models.multimodal.bart:BartForConditionalGeneration",
         "CohereForCausalLM": "app.models.families.cohere:CohereForCausalLM",
         "DbrxForCausalLM": "app.models.families.dbrx:DbrxForCausalLM",
         "DeciLMForCausalLM": "app.models.families.decilm:DeciLMForCausalLM",
