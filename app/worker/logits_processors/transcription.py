@@ -88,7 +88,7 @@ class Transcription(LogitsProcessor):
         forbidden |= (ids < self._end[:, None]) & (last & ~before)[:, None]  # a text has its second time
         forbidden |= (count == 0)[:, None] & (~times | (ids > self._latest[:, None]))  # a time begins
         kept = logits.masked_fill(forbidden, -math.inf)
-        # All times together are more likely than the likeliest text: a time it is.
+        # All times together are more likely than the most likely text: a time it is.
         of_times = kept.masked_fill(~times, -math.inf).logsumexp(1)
         of_text = kept.masked_fill(times, -math.inf).amax(1)
         return kept.masked_fill(~times & (of_times > of_text)[:, None], -math.inf)
