@@ -18,7 +18,7 @@ class LayerCacheSpec:
     width: int
     dtype: torch.dtype
     sliding_window: int | None = None  # tokens that are read again, the token itself included; None: all
-    # Of each request it keeps so many positions of an encoder's output instead of its tokens; None: its tokens.
+    # Positions of an encoder's output that it keeps of each request, instead of the request's tokens; None: these.
     encoder_positions: int | None = None
 
     @property

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 EncoderKind = Literal["audio", "text"]
-# Of the values: what stands for a sound, as the model's feature extractor gives it, and the ids of a text's tokens.
+# Types of the values: features of a sound, as the model's extractor gives them, and the ids of a text's tokens.
 INPUT_TYPES: dict[EncoderKind, np.dtype[np.generic]] = {"audio": np.dtype("<f4"), "text": np.dtype("<i4")}
 
 
 @dataclass(slots=True, frozen=True)
 class EncoderInput:
-    """What the decoder attends to as a whole from its first token on; it has no place among the prompt's tokens.
+    """Holds what the decoder attends to as a whole from its first token on; it has no place among the prompt's tokens.
 
     `digest` is its identity: keyed, over kind, values and every setting that they were made with.
     """

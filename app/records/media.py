@@ -15,7 +15,7 @@ from app.records.encoder_input import encoder_input_of
 
 MediaKind = Literal["image", "video", "audio"]
 DIGEST_BYTES = 16
-# Of what encoders read: pixels, and features of a sound.
+# Types of what encoders read: pixels, and features of a sound.
 VALUE_TYPES: dict[MediaKind, np.dtype[np.generic]] = {
     "image": np.dtype("u1"),
     "video": np.dtype("u1"),

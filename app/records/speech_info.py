@@ -116,7 +116,7 @@ class SpeechInfo:
         return said + asked
 
     def rules(self, *, timestamps: bool) -> TranscriptionRules:
-        """What such a request brings in its asks."""
+        """The rules that such a request brings in its asks."""
         times, first = None, self.first_timestamp
         if timestamps and first is not None and self.no_timestamps is not None:
             latest = None if self.max_initial_timestamp is None else first + self.max_initial_timestamp

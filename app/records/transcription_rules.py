@@ -17,7 +17,7 @@ class TimeRules:
 
 @dataclass(slots=True, frozen=True)
 class TranscriptionRules:
-    """What a request for a transcript brings for its logits."""
+    """Holds what a request for a transcript brings for its logits."""
 
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()  # as the first token

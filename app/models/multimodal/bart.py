@@ -129,5 +129,5 @@ class BartForConditionalGeneration(EncoderDecoder):
 
 
 def embedding_scale(info: ModelInfo) -> float:
-    """What embeddings are multiplied by."""
+    """The number that embeddings are multiplied by."""
     return sqrt(info.hidden_size) if info.hf_config.get("scale_embedding") else 1.0
