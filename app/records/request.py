@@ -74,6 +74,7 @@ class EngineRequest:
     # What it generated on a replica that it left. It goes on behind that, as if it had been preempted: all that the
     # params count (max_tokens, min_tokens, penalties, ...) counts these too, and nothing of them is sent again.
     output_token_ids: list[int] = field(default_factory=list)
+    settled_by: bytes = field(default=b"", compare=False, repr=False)  # the `RequestBounds.mark` of who settled it
 
     def asked(self, kind: type[Ask]) -> Ask | None:
         """Returns what it brings for the feature whose record is of this type; None: nothing."""

@@ -1,7 +1,8 @@
 """Bounds what a model, and the KV cache under it, take of a request: the one place where that is checked and settled.
 
-Who makes requests (ingress, `LLM`) asks before anything runs, so that the client is told at once; the engine asks again
-when one arrives, because a single bad one must not take the others with it (I7), and then knows its cache for sure.
+Who makes requests (ingress, `LLM`) asks before anything runs, so that the client is told at once. A single bad one must
+not take the others with it (I7): so the engine, which knows its cache for sure, asks again when one arrives, unless the
+request says that the very same bounds settled it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 
@@ -44,6 +46,12 @@ class RequestBounds:
         return self.max_model_len if self.max_kv_tokens is None else min(self.max_model_len, self.max_kv_tokens)
 
     @cached_property
+    def mark(self) -> bytes:
+        """Tells these bounds from others, in any process; b"": nothing does, of a model that gives vectors."""
+        own = self.vocab_size, sorted(self.eos_token_ids), self.max_model_len, self.max_kv_tokens, self.max_item_tokens
+        return b"" if self.pooling is not None else blake2b(repr(own).encode(), digest_size=8).digest()
+
+    @cached_property
     def holder(self) -> str:
         """Names what holds no more than `max_total_tokens`, for errors."""
         return "the model's context" if self.max_total_tokens == self.max_model_len else "the whole KV cache"
@@ -55,6 +63,8 @@ class RequestBounds:
         Raises InvalidRequestError naming the field, PromptTooLongError with the length asked for and the limit,
         UnsupportedError for what this model does not do.
         """
+        if request.settled_by and request.settled_by == self.mark and not request.output_token_ids:
+            return request
         self._check_prompt(request.prompt_token_ids)
         request = self._with_encoder_text(request)
         if request.output_token_ids:
@@ -76,10 +86,10 @@ class RequestBounds:
         if work.allowed_token_ids is not None:
             self._check_some_allowed(work, work.allowed_token_ids, words)
         max_tokens = self._max_tokens(len(request.prompt_token_ids), work, usual_max_tokens)
-        if work.seed is not None and work.max_tokens == max_tokens:
-            return request
-        seed = secrets.randbelow(MAX_SEED) if work.seed is None else work.seed
-        return replace(request, work=work.model_copy(update={"seed": seed, "max_tokens": max_tokens}))
+        if work.seed is None or work.max_tokens != max_tokens:
+            seed = secrets.randbelow(MAX_SEED) if work.seed is None else work.seed
+            work = work.model_copy(update={"seed": seed, "max_tokens": max_tokens})
+        return replace(request, work=work, settled_by=self.mark)
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not len(token_ids):

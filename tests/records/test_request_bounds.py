@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,6 +160,27 @@ def test_what_is_settled_comes_back_as_it_is() -> None:
     """The engine looks again at what the builder made: nothing may change on the way."""
     once = BOUNDS.settle(EngineRequest("r", [1] * 5, SamplingParams()))
     assert BOUNDS.settle(once) is once
+    assert replace(BOUNDS).settle(once) is once, "in another process"
+    assert BOUNDS.settle(replace(once, settled_by=b"")).sampling == once.sampling
+
+
+@pytest.mark.parametrize(
+    "tighter",
+    [{"vocab_size": 9}, {"max_model_len": 12}, {"max_kv_tokens": 12}, {"max_kv_tokens": 12, "max_model_len": 99}],
+)
+def test_other_bounds_look_again(tighter: dict[str, int]) -> None:
+    """As an engine's do, whose cache is smaller than who settled the request knew."""
+    once = BOUNDS.settle(EngineRequest("r", [9] * 5, SamplingParams(max_tokens=20)))
+    with pytest.raises(InvalidRequestError):
+        replace(BOUNDS, **tighter).settle(once)  # type: ignore[arg-type]
+
+
+def test_what_another_replica_generated_is_looked_at_again() -> None:
+    once = BOUNDS.settle(EngineRequest("r", [1] * 5, SamplingParams(max_tokens=20)))
+    assert BOUNDS.settle(replace(once, output_token_ids=[99])).output_token_ids == [99]
+    for bad in ([100], [-1], [5] * 20):
+        with pytest.raises(InvalidRequestError, match="output_token_ids"):
+            BOUNDS.settle(replace(once, output_token_ids=bad))
 
 
 def test_an_unknown_cache_does_not_bound() -> None:

@@ -90,7 +90,8 @@ class KVCacheManager:
         """The longest known prefix of the request that is cached, each block on the device or in the connector."""
         if not self.enable_prefix_caching or request.skips_cache_read:
             return NO_HIT
-        return PrefixHit.of(self._found(request.block_hashes[: (request.num_tokens - 1) // self.block_size]))
+        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+        return PrefixHit.of(self._found(hashes)) if hashes else NO_HIT
 
     def _found(self, hashes: list[bytes]) -> list[int]:
         """The blocks of the longest prefix that is there, LOADED where the device lacks one."""

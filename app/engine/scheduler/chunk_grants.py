@@ -21,11 +21,6 @@ class ChunkGrants:
         self._slots = slots
         self._encoders = encoders
 
-    def begin_plan(self) -> None:
-        """A new step."""
-        if self._encoders is not None:
-            self._encoders.begin_plan()
-
     def grant_running(self, behind: IntArray, plan: StepPlan) -> None:
         """Chunks for running requests that are more than one token short."""
         for request in self._rows.in_order(behind):
@@ -62,9 +57,10 @@ class ChunkGrants:
 
     def first(self, request: Request, remaining: int, hit: PrefixHit, plan: StepPlan) -> int:
         """Tokens of the first chunk of a request that may begin; `cut` may leave fewer."""
-        begin = request.num_tokens - remaining
-        least = self._least_end(request, begin) - begin
-        return min(max(plan.budget.chunk(remaining), least), self._kv.num_slots_after_hit(hit))
+        chunk, begin = plan.budget.chunk(remaining), request.num_tokens - remaining
+        if self._encoders is not None:
+            chunk = max(chunk, self._encoders.least_end(request, begin) - begin)
+        return min(chunk, self._kv.num_slots_after_hit(hit))
 
     def cut(self, request: Request, begin: int, end: int) -> int:
         """The end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""

@@ -26,7 +26,7 @@ from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.chunk_grants import ChunkGrants
 from app.engine.scheduler.deadlines import Deadlines, missed
-from app.engine.scheduler.decode_grants import grant_decodes, grant_drafts
+from app.engine.scheduler.draft_grants import grant_drafts
 from app.engine.scheduler.draft_lengths import create_lengths
 from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.loading import LoadingRequests
@@ -244,13 +244,14 @@ class Scheduler:
             ready = micro_batch(
                 ready, self.rows.last_step, self._writer.next_step_id, self._last_returned, self._rules.num_stages
             )
-        decodes = grant_decodes(ready, plan, self.rows, self._slots)
+        decodes = self._slots.grant_decodes(ready, plan)
         plan.has_decodes = bool(decodes.size)
         if self._drafts is not None:
             plan.num_proposed = self._drafts.choose(decodes)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
-        if behind.size or len(self.waiting):
-            is_crowded = behind.size + len(self.waiting) > 1
+        num_short = behind.size + len(self.waiting)
+        if num_short:
+            is_crowded = num_short > 1
             costs = self._statistics.costs
             most = self._rules.prompt_time.most_tokens(
                 costs.prefill_token_s,
@@ -260,7 +261,8 @@ class Scheduler:
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
-            self._chunks.begin_plan()
+            if self._encoders is not None:
+                self._encoders.begin_plan()
             self._chunks.grant_running(behind, plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
 from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.pending_diffs import PendingDiffs
@@ -57,6 +59,21 @@ class Slots:
         self._rows.capacity[rows] += self._kv.block_size
         self._diffs.add_blocks_each(numbers, blocks)
         return True
+
+    def grant_decodes(self, decodes: IntArray, plan: StepPlan) -> IntArray:
+        """Rows that compute one token; only those at a block edge need a look."""
+        rows = self._rows
+        if decodes.size > plan.budget.left:
+            first = rows.in_order(decodes)[: plan.budget.left]
+            decodes = np.sort(np.array([request.row for request in first], np.intp))
+        short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
+        if not self.grow_each(short):
+            for request in rows.in_order(short):
+                if request.row >= 0:  # not preempted by one before it
+                    self.ensure(request, int(rows.num_computed[request.row]) + 1, plan)
+            decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
+        plan.budget.left -= decodes.size
+        return decodes
 
     def _victim(self, request: Request) -> Request | None:
         """Chooses who gives way to `request`: paused requests first, then the one of the lowest rank below it."""

@@ -1,4 +1,4 @@
-"""Grants the decodes of a step their one token each, and of what nobody else wanted of it their draft tokens."""
+"""Shares what a step has left among the draft tokens of its decodes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ import numpy as np
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.step_plan import StepPlan
-
-
-def grant_decodes(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots) -> IntArray:
-    """Rows that compute one token; only those at a block edge need a look."""
-    if decodes.size > plan.budget.left:
-        first = rows.in_order(decodes)[: plan.budget.left]
-        decodes = np.sort(np.array([request.row for request in first], np.intp))
-    short = decodes[rows.num_computed[decodes] >= rows.capacity[decodes]]
-    if not slots.grow_each(short):
-        for request in rows.in_order(short):
-            if request.row >= 0:  # not preempted by one before it
-                slots.ensure(request, int(rows.num_computed[request.row]) + 1, plan)
-        decodes = decodes[rows.runnable[decodes] & (rows.num_computed[decodes] < rows.capacity[decodes])]
-    plan.budget.left -= decodes.size
-    return decodes
 
 
 def grant_drafts(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots, num_draft_slots: int = 0) -> IntArray:
