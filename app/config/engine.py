@@ -179,6 +179,13 @@ class EngineConfig(Frozen):
     max_cpu_loras: int = Field(
         64, ge=1, le=1024, description="Adapters that may be loaded (enable_lora): each lies in host memory."
     )
+    max_disk_loras: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Adapters beside max_cpu_loras that may have names (enable_lora): the ones that were asked for "
+        "longest ago are read from their directories again when requests ask for them.",
+    )
     lora_host_memory_bytes: int = Field(
         0, ge=0, description="Most memory of the host that a worker's loaded adapters take (enable_lora); 0: any."
     )

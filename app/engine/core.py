@@ -17,6 +17,7 @@ from app.checkpoints.model_info import ModelInfo, tokenizer_directory
 from app.checkpoints.model_revision import model_revision
 from app.config.engine import EngineConfig
 from app.engine.adapter_book import AdapterBook
+from app.engine.adapter_loads import AdapterLoads
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
@@ -77,6 +78,7 @@ class EngineCore:
         self._held: set[str] = set()  # requests that came while new ones wait
         self._num_deferred = 0  # pieces of the workers' start that are left for idle time
         self.adapters = AdapterBook()
+        self._adapter_loads = AdapterLoads(self) if config.enable_lora and config.max_disk_loras else None
 
     # ---- life
 
@@ -115,6 +117,8 @@ class EngineCore:
             whole_items=media is not None and media.whole_tokens > 0,
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
+        if self._scheduler.adapters is not None:
+            self._scheduler.adapters.has = lambda digest: digest in self.adapters.loaded
         self._grammars = _grammar_compiler(self.config, self.info)
         self._admission = Admission(
             kv,
@@ -213,8 +217,9 @@ class EngineCore:
     def _missing_adapter(self, request: EngineRequest) -> str | None:
         """Returns what to say of a request whose adapter is not there."""
         ask = request.asked(AdapterAsk)
-        missing = ask is not None and ask.digest not in self.adapters.loaded
-        return f"the adapter {ask.name!r} is not loaded" if ask is not None and missing else None
+        if ask is None or ask.digest in self.adapters.loaded or self.adapters.of(ask.digest) is not None:
+            return None
+        return f"the adapter {ask.name!r} is not loaded"
 
     def enqueue(self, request: Request) -> None:
         """Hand a prepared request to the scheduler; InvalidRequestError when its id is in use."""
@@ -223,6 +228,8 @@ class EngineCore:
         if (gone := self._missing_adapter(request.spec)) is not None:  # it went after `prepare`
             self._ready.append(EngineOutput(request.request_id, [], finish_reason="error", error=gone))
             return
+        if (ask := request.spec.asked(AdapterAsk)) is not None:
+            self.adapters.use(ask.digest)
         self._started_admission.renew(request)
         self.scheduler.add(request)
         if self.state.is_paused:
@@ -327,11 +334,20 @@ class EngineCore:
         """All requests end with `error`; how many there were."""
         return self._end(list(self.scheduler.requests.values()), error)
 
+    def end_with_error(self, request: Request, error: str) -> None:
+        """One request ends with an error."""
+        self._end([request], error)
+
     def _end(self, requests: list[Request], error: str) -> int:
         self._ready += [self.scheduler.finish(request, "error", error=error) for request in requests]
         return len(requests)
 
     # ---- steps
+
+    @property
+    def is_computing(self) -> bool:
+        """True if a step is out."""
+        return self._num_calls > 0
 
     def has_work(self) -> bool:
         """True if `step` would bring anything."""
@@ -352,11 +368,14 @@ class EngineCore:
             step_message.flush = step_message.flush or self.config.max_inflight_steps == 1
             self._submit(step_message)
         schedule_s = time.monotonic() - began
+        is_loading = self._adapter_loads is not None and self._adapter_loads.is_busy
+        if self._adapter_loads is not None and is_loading:
+            self._adapter_loads.advance()
         if self._num_calls == 0 and scheduler.num_unreturned:
             self._flush()
         elif self._num_calls:
             self._collect()
-        elif scheduler.has_work() and not self._ready and not scheduler.has_failed:
+        elif scheduler.has_work() and not (self._ready or scheduler.has_failed or is_loading):
             raise RuntimeError("nothing can be scheduled, although requests wait and no step is out")
         outputs = self._ready + scheduler.take_failed()
         self._ready = []

@@ -13,12 +13,12 @@ from typing import Annotated
 from pydantic import Field
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
+from app.engine.adapter_loads import take_in
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
 from app.records.adapter import KnownAdapter
 
 MOST_NAME_CHARS = 256
-POLL_S = 0.01  # between two looks at the workers, for which the steps in flight have to come back
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME_CHARS)]
 
 
@@ -33,14 +33,7 @@ def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True)
     digest = yield from _digest(files)
     _check_room(core, name, digest, in_place)
     if digest not in core.adapters.loaded:
-        try:
-            core.call_workers("call_feature", "read_adapter", path, digest)
-            while not all(core.call_workers("call_feature", "adapter_is_read", digest)):
-                yield from _wait(core)
-            core.call_workers("call_feature", "fit_adapter", digest)
-        except BaseException:
-            core.call_workers("call_feature", "drop_adapter", digest)
-            raise
+        yield from take_in(core, path, digest)
     core.adapters.name(KnownAdapter(name, digest.hex(), path))
     core.tidy_adapters()
     return digest.hex()
@@ -54,13 +47,16 @@ def unload_adapter(core: EngineCore, name: Name) -> bool:
 
 
 def _check_room(core: EngineCore, name: str, digest: bytes, in_place: bool) -> None:
-    book, most = core.adapters, core.config.max_cpu_loras
+    book, most, on_disk = core.adapters, core.config.max_cpu_loras, core.config.max_disk_loras
     is_new = all(one.name != name for one in book.known)
     if not (is_new or in_place or book.has(name, digest)):
         what = f"lora_name: {name!r} is another adapter's: give load_inplace, or unload that one"
         raise InvalidRequestError(what, param="lora_name")
-    if (is_new and len(book.known) >= most) or (digest not in book.loaded and len(book.loaded) > most):
-        raise InvalidRequestError(f"lora_name: max_cpu_loras={most} adapters are loaded: unload one", param="lora_name")
+    is_full = not on_disk and digest not in book.loaded and len(book.loaded) > most
+    if (is_new and len(book.known) >= most + on_disk) or is_full:
+        beside = f" and max_disk_loras={on_disk}" if on_disk else ""
+        what = f"lora_name: max_cpu_loras={most}{beside} adapters are loaded: unload one"
+        raise InvalidRequestError(what, param="lora_name")
 
 
 def _digest(files: AdapterFiles) -> Generator[None, None, bytes]:
@@ -70,12 +66,3 @@ def _digest(files: AdapterFiles) -> Generator[None, None, bytes]:
             time.sleep(0.001)
             yield
         return found.result()
-
-
-def _wait(core: EngineCore) -> Generator[None]:
-    """The engine goes on for a while."""
-    until = time.monotonic() + POLL_S
-    while time.monotonic() < until:
-        if not core.has_work():
-            time.sleep(0.001)
-        yield

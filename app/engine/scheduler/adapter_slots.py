@@ -19,11 +19,13 @@ MOST_NAMES = 64  # of adapters that the metrics tell
 
 class AdapterSlots:
     """Counts rows by their adapters. Requests without one pass through. `preempt`: see Slots. `state` may be read from
-    any thread."""
+    any thread. `has`: whether the workers have an adapter to put there; for those that they lack, requests wait."""
 
     def __init__(self, num_slots: int, preempt: Callable[[Request, StepPlan], None]) -> None:
         self.state = AdapterState(num_slots=num_slots)
         self._preempt = preempt
+        self.has: Callable[[bytes], bool] = lambda digest: True
+        self.missing: dict[bytes, None] = {}  # of waiting requests, the first one's first
         self._num_slots = num_slots
         self._of_digest: dict[bytes, list[Request]] = {}  # those in rows
         self._waiting: Counter[str] = Counter()  # those without a row, by name
@@ -33,9 +35,14 @@ class AdapterSlots:
     def begin_plan(self) -> None:
         """Waiting requests are looked at in order, from the first."""
         self._is_waited_for = False
+        self.missing.clear()
 
     def make_room(self, request: Request, plan: StepPlan) -> bool:
         """True if a slot is there for a waiting request; requests that are held give theirs."""
+        ask = request.spec.asked(AdapterAsk)
+        if ask is not None and not self.has(ask.digest):
+            self.missing[ask.digest] = None
+            return False
         if self._may_enter(request):
             return True
         for held in self._held():

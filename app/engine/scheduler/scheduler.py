@@ -101,7 +101,7 @@ class Scheduler:
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
-        self._adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
+        self.adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
         self._chunks = ChunkGrants(self.rows, kv, self._slots, self._encoders)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
@@ -124,8 +124,8 @@ class Scheduler:
         if self._ranks is not None:
             self._ranks.join(request)
         self.waiting.push(request, request.queued)
-        if self._adapters is not None:
-            self._adapters.add_waiting(request)
+        if self.adapters is not None:
+            self.adapters.add_waiting(request)
         self.deadlines.add(request, len(self.requests))
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
@@ -162,8 +162,8 @@ class Scheduler:
             self._leave_row(request)
         else:
             self.waiting.remove(request)
-            if self._adapters is not None:
-                self._adapters.remove_waiting(request)
+            if self.adapters is not None:
+                self.adapters.remove_waiting(request)
             self.kv.free(request, None)
         if self._ranks is not None:
             self._ranks.leave(request)
@@ -190,8 +190,8 @@ class Scheduler:
         last_step = int(self.rows.last_step[request.row])
         if request.is_loading:
             self._loading.leave(int(self.rows.generation[request.row]), request)
-        if self._adapters is not None:
-            self._adapters.leave(request)
+        if self.adapters is not None:
+            self.adapters.leave(request)
         self._pending_diffs.leave_row(self.rows.leave(request))
         last_write = max(last_step, request.load_step)
         self.kv.free(request, last_write if last_write > self._last_returned else None)
@@ -307,15 +307,15 @@ class Scheduler:
         another request is just computing much of its prompt: its blocks will be found in the cache.
         """
         passed = 0
-        if self._adapters is not None:
-            self._adapters.begin_plan()
-        look_ahead = MOST_WITHOUT_SLOT if self._adapters is not None else 0
+        if self.adapters is not None:
+            self.adapters.begin_plan()
+        look_ahead = MOST_WITHOUT_SLOT if self.adapters is not None else 0
         for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1 + look_ahead):
             if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
                 break
             if request.resume_after_step > self._last_returned:
                 break  # its tokens are still coming; nobody takes its place meanwhile
-            if self._adapters is not None and not self._adapters.make_room(request, plan):
+            if self.adapters is not None and not self.adapters.make_room(request, plan):
                 continue
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
@@ -342,8 +342,8 @@ class Scheduler:
         assert admitted
         chunk = self._chunks.cut(request, computed, computed + chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
-        if self._adapters is not None:
-            self._adapters.enter(request)
+        if self.adapters is not None:
+            self.adapters.enter(request)
         self.waiting.load.note_start(request, self._statistics.work_costs(self.rows), remaining, self._clock())
         self.waiting.take(request)
         self._pending_diffs.enter_row(request, computed)
@@ -381,8 +381,8 @@ class Scheduler:
         plan.preempted = True
         plan.chunks.pop(request, None)
         self.waiting.push(request, self._clock())
-        if self._adapters is not None:
-            self._adapters.add_waiting(request)
+        if self.adapters is not None:
+            self.adapters.add_waiting(request)
 
     def preempt_all(self) -> None:
         """Every request back into the queue; what it computed so far is computed again. No step is out."""
@@ -421,4 +421,4 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; callable from any thread."""
-        return self._statistics.snapshot(self.rows, self.waiting, self.kv, self._adapters)
+        return self._statistics.snapshot(self.rows, self.waiting, self.kv, self.adapters)
