@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Answer:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
+    num_loads: int = 0  # of adapters, by its replica so far; where that tells
 
 
 @dataclass(slots=True, frozen=True)
@@ -153,12 +154,12 @@ def _run(router: str, prompts: Prompts, concurrency: int) -> Outcome:
     }
     with ServeProcess(CONFIG, edit=lambda config: _edit(config, router, engine), ready_timeout_s=400) as server:
         # A router hears of a replica a little after the first health check.
-        asyncio.run(_ask_all(server.base_url, [(-1, f"Warm {n}: {n * 7919}") for n in range(24)], 4))
+        asyncio.run(ask_all(server.base_url, [(-1, f"Warm {n}: {n * 7919}") for n in range(24)], 4))
         time.sleep(2.0)
         began = time.monotonic()
-        answers = asyncio.run(_ask_all(server.base_url, prompts.jobs, concurrency))
+        answers = asyncio.run(ask_all(server.base_url, prompts.jobs, concurrency))
         wall_s = time.monotonic() - began
-        crowd = asyncio.run(_ask_all(server.base_url, prompts.crowd, 4 * concurrency))
+        crowd = asyncio.run(ask_all(server.base_url, prompts.crowd, 4 * concurrency))
         levels = _levels(server.base_url) if router in OURS else {}
     failed = len(prompts.jobs) + len(prompts.crowd) - len(answers) - len(crowd)
     return _outcome(router, answers, crowd, prompts.perfect(), wall_s, failed, levels)
@@ -183,7 +184,9 @@ def _edit(config: dict[str, Any], router: str, engine: dict[str, Any]) -> None:
     application["args"] = {"engine": engine, "num_replicas": NUM_REPLICAS, "request_router": request_router}
 
 
-async def _ask_all(base_url: str, jobs: Sequence[tuple[int, str]], concurrency: int) -> list[Answer]:
+async def ask_all(
+    base_url: str, jobs: Sequence[tuple[int, str]], concurrency: int, model_of: Callable[[int], str] = lambda _: MODEL
+) -> list[Answer]:
     """Closed loop: `concurrency` clients take the jobs in order. A request that fails is told, and has no answer."""
     queue = list(reversed(jobs))
     answers: list[Answer] = []
@@ -192,7 +195,7 @@ async def _ask_all(base_url: str, jobs: Sequence[tuple[int, str]], concurrency: 
         while queue:
             group, prompt = queue.pop()
             try:
-                answers.append(await _ask(http, group, prompt))
+                answers.append(await _ask(http, group, prompt, model_of(group)))
             except (RuntimeError, httpx.HTTPError) as error:
                 print(f"request failed: {error}", file=sys.stderr, flush=True)
 
@@ -201,9 +204,9 @@ async def _ask_all(base_url: str, jobs: Sequence[tuple[int, str]], concurrency: 
     return answers
 
 
-async def _ask(http: httpx.AsyncClient, group: int, prompt: str) -> Answer:
+async def _ask(http: httpx.AsyncClient, group: int, prompt: str, model: str) -> Answer:
     body = {
-        "model": MODEL,
+        "model": model,
         "prompt": prompt,
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
@@ -211,7 +214,7 @@ async def _ask(http: httpx.AsyncClient, group: int, prompt: str) -> Answer:
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
-    began, ttft_s, usage, replica = time.perf_counter(), None, None, ""
+    began, ttft_s, usage, replica, num_loads = time.perf_counter(), None, None, "", 0
     async with http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise RuntimeError(f"status {response.status_code}: {(await response.aread())[:300]!r}")
@@ -224,12 +227,12 @@ async def _ask(http: httpx.AsyncClient, group: int, prompt: str) -> Answer:
                 raise RuntimeError(line)
             if ttft_s is None and chunk["choices"]:
                 ttft_s = time.perf_counter() - began
-            replica = chunk.get("replica", replica)
+            replica, num_loads = chunk.get("replica", replica), max(num_loads, chunk.get("num_loads", 0))
             usage = chunk.get("usage") or usage
     if ttft_s is None or usage is None:
         raise RuntimeError("the stream ended early")
     details = usage.get("prompt_tokens_details") or {}
-    return Answer(group, replica, ttft_s, usage["prompt_tokens"], details.get("cached_tokens") or 0)
+    return Answer(group, replica, ttft_s, usage["prompt_tokens"], details.get("cached_tokens") or 0, num_loads)
 
 
 def _outcome(

@@ -133,6 +133,14 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
              "ops"),
         rate("Requests' drafts verified", "vllm:spec_decode_num_drafts_total", "engine", "ops"),
         gauge("Adapters that may be named", "manta:adapters_loaded", "engine"),
+        rate("Adapters put into slots", "manta:adapter_slot_loads_total", "engine", "ops"),
+        rate("Adapters read from disk", "manta:adapter_reads_total", "engine", "ops"),
+        Panel(
+            "Time to read an adapter",
+            "s",
+            ((f"sum by (engine) (rate(manta:adapter_read_seconds_total{{{ENGINE}}}[$__rate_interval])) / "
+              f"sum by (engine) (rate(manta:adapter_reads_total{{{ENGINE}}}[$__rate_interval]))", "{{engine}}"),),
+        ),
         gauge("Requests that wait for a first replica", "manta:ingress_waiting_requests", "model_name", where=MODEL),
         Panel(
             "Requests of full length that fit",

@@ -33,6 +33,11 @@ class AdapterBook:
         """Returns where an adapter with a name lies."""
         return self._of_digest.get(digest)
 
+    @property
+    def on_disk(self) -> tuple[str, ...]:
+        """Returns the digests of those with a name that are not in host memory, in hex digits."""
+        return tuple(digest.hex() for digest in self._of_digest if digest not in self.loaded)
+
     def load(self, digest: bytes) -> None:
         """It is in host memory."""
         self.loaded |= {digest}

@@ -273,7 +273,7 @@ class EngineCore:
         state, revision = self.state, self._started_admission.revision
         held, level, refusal = state.held, state.sleep_level, state.refusal
         stats = self.scheduler.stats()
-        adapters = stats.adapters._replace(known=self.adapters.known)
+        adapters = stats.adapters._replace(known=self.adapters.known, on_disk=self.adapters.on_disk)
         stats = replace(stats, adapters=adapters, held=held, refusal=refusal)
         return replace(stats, sleep_level=level, model_revision=revision)
 

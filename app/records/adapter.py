@@ -43,6 +43,7 @@ class AdapterState(NamedTuple):
     running: tuple[str, ...] = ()  # digests of those that rows compute with
     running_names: tuple[str, ...] = ()
     waiting_names: tuple[str, ...] = ()  # of requests without a row
+    on_disk: tuple[str, ...] = ()  # digests of those with a name that are read again when a request asks
 
 
 NO_ADAPTERS = AdapterState()

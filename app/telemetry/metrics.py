@@ -156,6 +156,13 @@ METRICS: tuple[Metric, ...] = (
         "Busiest GPU's share of tokens over the mean, as counted last (enable_eplb); of the last pipeline stage.",
         reads="figures.expert_imbalance",
     ),
+    _counter(
+        "manta:adapter_slot_loads_total",
+        "Adapters copied from host memory into a slot of the device.",
+        reads="figures.adapter_slot_loads",
+    ),
+    _counter("manta:adapter_reads_total", "Adapters read from disk into host memory.", reads="figures.adapter_reads"),
+    _counter("manta:adapter_read_seconds_total", "Time that those reads took.", reads="figures.adapter_read_seconds"),
     _counter("vllm:prompt_tokens_total", "Prompt tokens processed.", reads="figures.prompt_tokens"),
     _counter(
         "vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.", reads="figures.cached_tokens"

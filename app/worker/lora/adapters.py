@@ -7,6 +7,8 @@ and run the graphs, kernels and numbers that they would run without the feature.
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from app.models.base import EngineModel
 from app.models.decoder import CausalLM
 from app.models.pooling_model import PoolingModel
 from app.records.adapter import AdapterAsk
-from app.records.step import NewRequest, SchedulerOutput
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
 from app.worker.forward_pass import Chosen
 from app.worker.lora.fitting import Fitting
@@ -56,11 +58,13 @@ class Adapters(WorkerFeature):
         self._loaded: dict[bytes, HostAdapter] = {}
         self._reading: dict[bytes, Future[HostAdapter]] = {}  # on their way there
         self._sizes: dict[bytes, int] = {}  # of both, in bytes
+        self._began: dict[bytes, float] = {}  # when the reading did
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._step, self._fitting = AdapterStep(), Fitting(pool)
         self._token_slots: torch.Tensor | None = None  # of the step that is being computed
         self._is_static = False
         self._weights_changed = False
+        self._figures: defaultdict[str, float] = defaultdict(float)  # since the last report
         device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
         self._ops = LORA_OPS.on(device)
         for layer in pool.layers:
@@ -83,6 +87,7 @@ class Adapters(WorkerFeature):
         self._check_memory(files.rank)
         self._reading[digest] = self._threads.submit(self._read, files, digest)
         self._sizes[digest] = self._pool.host_bytes(files.rank)
+        self._began[digest] = time.monotonic()
 
     def _check_memory(self, rank: int) -> None:
         own, taken, most = self._pool.host_bytes(rank), sum(self._sizes.values()), self._most_bytes
@@ -96,6 +101,8 @@ class Adapters(WorkerFeature):
         if found is not None and found.done():
             del self._reading[digest]
             self._loaded[digest] = found.result()
+            self._figures["adapter_reads"] += 1
+            self._figures["adapter_read_seconds"] += time.monotonic() - self._began.pop(digest, time.monotonic())
         return digest in self._loaded
 
     def fit_adapter(self, digest: bytes) -> None:
@@ -108,6 +115,7 @@ class Adapters(WorkerFeature):
         """Forget an adapter that no request has; of rows whose end the next step message tells, one may."""
         self._reading.pop(digest, None)
         self._sizes.pop(digest, None)
+        self._began.pop(digest, None)
         self._slots.drop(digest)
         self._loaded.pop(digest, None)
 
@@ -148,6 +156,7 @@ class Adapters(WorkerFeature):
             self._of_row[request.row] = ask.digest
             if is_new:
                 self._pool.fill(slot, self._loaded[ask.digest])
+                self._figures["adapter_slot_loads"] += 1
         self._slot_of_row.set(request.row, slot)
 
     # ---- the step
@@ -194,7 +203,13 @@ class Adapters(WorkerFeature):
         yield
         self._step.rows = self._token_slots = None
 
-    # ---- memory
+    # ---- figures and memory
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """See WorkerFeature."""
+        if self._figures:
+            output.figures |= self._figures
+            self._figures.clear()
 
     def weights_leave(self) -> None:
         """The slots sleep with the weights."""

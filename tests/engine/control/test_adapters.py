@@ -16,6 +16,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine import control
 from app.engine.adapter_book import AdapterBook
+from app.engine.adapter_loads import PATIENCE
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import InvalidRequestError, MantaError, ModelNotFoundError
@@ -284,3 +285,25 @@ def test_what_waits_for_an_adapter_can_be_aborted_or_lose_it(disk_core: EngineCo
     assert control.run(core, "unload_adapter", {"name": "0"}) is True
     assert "not loaded" in str(run(core).final["late"].error)
     assert_idle(core)
+
+
+def test_an_adapter_on_disk_does_not_wait_for_ever_for_those_in_memory(disk_core: EngineCore, tmp_path: Path) -> None:
+    """Two in memory are asked for without end; the third comes after PATIENCE requests for each of their places."""
+    core, results = disk_core, Results()
+    asks = [load(core, adapter(tmp_path / str(number), number), str(number)) for number in range(3)]
+    cold, hot = asks[0], asks[1:]
+    assert cold.digest not in core.adapters.loaded
+    sent = [asking(f"hot {number}", hot[number % 2], max_tokens=3) for number in range(6)]
+    for request in sent:
+        core.add_request(request)
+    core.add_request(asking("cold", cold))
+    while "cold" not in results.final:
+        while len(sent) - len(results.final) < 6:
+            sent.append(asking(f"hot {len(sent)}", hot[len(sent) % 2], max_tokens=3))
+            core.add_request(sent[-1])
+        results.take(core.step())
+        assert len(sent) < 30 * PATIENCE
+    assert results.final["cold"].finish_reason == "length"
+    assert core.stats().figures["adapter_reads"] >= 4
+    run(core, results=results)
+    assert {output.finish_reason for output in results.final.values()} == {"length"}
