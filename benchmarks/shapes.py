@@ -13,6 +13,13 @@ _DELTA = {
     **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.25},
 }
 
+_WHISPER: dict[str, Any] = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280, "dtype": "bfloat16",
+    "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_attention_heads": 20,
+    "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500, "max_target_positions": 448,
+    "vocab_size": 51866, "activation_function": "gelu", "eos_token_id": 50257, "decoder_start_token_id": 50258,
+}  # fmt: skip
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
@@ -159,6 +166,12 @@ SHAPES |= {
             **_QWEN3_VL_VISION, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 4096,
             "deepstack_visual_indexes": [8, 16, 24],
         },
+    },
+    "whisper-large-v3": {**_WHISPER, "decoder_layers": 32},
+    "whisper-large-v3-turbo": {**_WHISPER, "decoder_layers": 4},
+    "tiny-whisper": {
+        **_WHISPER, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 96,
+        "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 96,
     },
     "tiny-vl": {  # so that a benchmark can be tried where there is no GPU
         **_QWEN3_VL, "tie_word_embeddings": True,
