@@ -1,9 +1,10 @@
 """Decode steps and prefills with low-rank adapters over those without, on random weights.
 
-    python -m benchmarks.lora [--shape llama-8b] [--ranks 16 64] [--out results/lora.json]
+    python -m benchmarks.lora [--shape llama-8b] [--ranks 16 64] [--dora] [--out results/lora.json]
 
 For each rank one engine with eight slots: a step of the base model alone, of one adapter at batch 1 and 32, of eight
 at 32; a prefill of 2,000 tokens; whether base rows keep their bits beside others. Adapters are on all linear layers.
+--dora: with magnitudes, of an engine with lora_extras.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def layer_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {**own, "mlp.gate_proj": (size, inner), "mlp.up_proj": (size, inner), "mlp.down_proj": (inner, size)}
 
 
-def write_adapter(directory: Path, shape: dict[str, Any], rank: int) -> Path:
+def write_adapter(directory: Path, shape: dict[str, Any], rank: int, dora: bool = False) -> Path:
     """A random adapter as PEFT writes one."""
     directory.mkdir(parents=True)
     tensors = {}
@@ -45,18 +46,20 @@ def write_adapter(directory: Path, shape: dict[str, Any], rank: int) -> Path:
             prefix = f"base_model.model.model.layers.{layer}.{name}.lora_"
             tensors[f"{prefix}A.weight"] = torch.randn(rank, inputs, dtype=torch.bfloat16) / inputs**0.5
             tensors[f"{prefix}B.weight"] = torch.randn(outputs, rank, dtype=torch.bfloat16) * 0.02
+            if dora:
+                tensors[f"{prefix}magnitude_vector"] = torch.rand(outputs, dtype=torch.bfloat16) + 0.5
     save_file(tensors, directory / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": dora}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
 
-def _twin(first: Path, number: int, rank: int) -> Path:
+def _twin(first: Path, number: int, rank: int, dora: bool) -> Path:
     """Another adapter of the same matrices, whose products have another factor."""
     directory = first.parent / str(number)
     directory.mkdir()
     (directory / "adapter_model.safetensors").symlink_to(first / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank + number}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank + number, "use_dora": dora}
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
@@ -111,6 +114,7 @@ def main() -> None:
     """Measure, print, write JSON."""
     parser = arguments(__doc__, "llama-8b")
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--dora", action="store_true")
     args = parser.parse_args()
     figures: dict[str, Any] = {"shape": args.shape}
     options = {"max_model_len": 4096, "max_num_seqs": 64, "cuda_graph_sizes": [1, 32], **args.engine}
@@ -121,10 +125,11 @@ def main() -> None:
     for rank in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             shape = SHAPES[args.shape]
-            first = write_adapter(Path(folder) / "0", shape, rank)
-            paths = [first, *(_twin(first, i, rank) for i in range(1, NUM_ADAPTERS))]
+            first = write_adapter(Path(folder) / "0", shape, rank, args.dora)
+            paths = [first, *(_twin(first, i, rank, args.dora) for i in range(1, NUM_ADAPTERS))]
             adapters = [LoRARequest(path.name, 1, str(path)) for path in paths]
-            with make_llm(args.shape, enable_lora=True, max_loras=8, max_lora_rank=rank, **options) as llm:
+            lora = {"enable_lora": True, "max_loras": 8, "max_lora_rank": rank, "lora_extras": args.dora}
+            with make_llm(args.shape, **lora, **options) as llm:
                 figures[str(rank)] = _of_rank(Bench(llm, args.shape, adapters), rank)
         write(args.out, figures)
 

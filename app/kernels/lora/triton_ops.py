@@ -66,17 +66,15 @@ def linear_add_norm(
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
     """The sum of the product, what is added to it and the residual, and that sum's norm."""
-    if not _is_plain(weight):
-        return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
-    x = materialize(x)
-    tile = triton_small.added_tile(x, weight.weight)
-    low_rank = _low_rank(x, weight, tile)
-    if tile is not None and low_rank is not None:
-        norm = norm_weight, eps
-        return triton_small.add_and_norm(x, weight.weight, bias, residual, tile, norm, may_defer, low_rank[0])
-    if tile is not None:
-        return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
-    return add_rms_norm(_APART.linear(x, weight, bias), residual, norm_weight, eps)
+    if _is_plain(weight):
+        x = materialize(x)
+        tile = triton_small.added_tile(x, weight.weight)
+        if tile is None:  # nothing joins the sum
+            return add_rms_norm(_APART.linear(x, weight, bias), residual, norm_weight, eps)
+        if (low_rank := _low_rank(x, weight, tile)) is not None:
+            norm = norm_weight, eps
+            return triton_small.add_and_norm(x, weight.weight, bias, residual, tile, norm, may_defer, low_rank[0])
+    return _APART.linear_add_norm(x, weight, bias, residual, norm_weight, eps, may_defer)
 
 
 def _is_plain(weight: AdaptedWeight) -> bool:
