@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from app.media.processors.llava_onevision import LlavaOnevisionProcessor
 from app.records.media import MediaAsk, MediaItem
 from tests.tiny_models import _root
 
@@ -123,12 +124,81 @@ DELTA = {
     },
 }
 LLAMA = {**TEXT, "model_type": "llama"}
+
+
+# Sizes of pictures by grid and tiles, which transformers wants to know for LLaVA-OneVision, and shapes of tiles.
+_SIZES: dict[tuple[tuple[int, int, int], int], tuple[int, int]] = {}
+SHAPES = [[16, 16], [16, 32], [32, 16], [32, 32], [16, 48]]
+
+
+def remember_size(grid: tuple[int, int, int], num_tiles: int, height: int, width: int) -> None:
+    """A picture's size, which the judge of LLaVA-OneVision is told."""
+    _SIZES[grid, num_tiles] = (height, width)
+
+
+def _one_vision_layout(rows: int, columns: int) -> Layout:
+    hf = {"vision_config": {"image_size": 16, "patch_size": 8}, "vision_aspect_ratio": "anyres_max_2"}
+    settings = LlavaOnevisionProcessor.settings_of({"image_grid_pinpoints": SHAPES}, hf)
+    own = LlavaOnevisionProcessor({**settings, "placeholder": "x"}).layout((columns * 9, rows * 5))
+    tiles = 1 + own.size[0] * own.size[1] // 256
+    remember_size(own.grid, tiles, rows * 5, columns * 9)
+    return (tiles, 3, 16, 16), own.grid, own.num_tokens
+
+
+def _one_vision(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    pixels = torch.zeros(len(items), max(item.shape[0] for item in items), 3, 16, 16)
+    for own, item in zip(pixels, items, strict=True):
+        own[: item.shape[0]] = normalized(item)
+    return {"pixel_values": pixels, "image_sizes": torch.tensor([_SIZES[item.grid, item.shape[0]] for item in items])}
+
+
+def _gemma4(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """Patches with channels last, not normalised; places of those that pad are -1."""
+    most = 4 * 25
+    patches, places = torch.zeros(len(items), most, 48), torch.full((len(items), most, 2), -1)
+    for i, item in enumerate(items):
+        pixels = torch.from_numpy(np.frombuffer(item.pixels, np.uint8).reshape(item.shape).copy()).float() / 255
+        _, rows, columns = item.grid
+        cut = pixels[0].view(3, rows, 4, columns, 4).permute(1, 3, 2, 4, 0).reshape(rows * columns, 48)
+        row, column = np.divmod(np.arange(rows * columns), columns)
+        patches[i, : len(cut)] = cut
+        places[i, : len(cut)] = torch.from_numpy(np.stack((column, row), 1))
+    return {"pixel_values": patches, "image_position_ids": places}
+
+
+def _row_by_row(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """Patches in the order of rows, where ours lie token by token."""
+    rows = []
+    for item in items:
+        _, height, width = item.grid
+        cut = normalized(item).view(height // 2, width // 2, 2, 2, 3, 4, 4)
+        rows.append(cut.transpose(1, 2).reshape(-1, 3, 4, 4))
+    return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor([item.grid for item in items])}
+
+
 EYES = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2},
     **{"image_size": 16, "patch_size": 4},
 }
 PIXTRAL = {**EYES, "model_type": "pixtral", "head_dim": 16}
 FULL = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+GEMMA4_EYES = {
+    **{**EYES, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 24},
+    "initializer_range": 0.2,
+}
+GEMMA4_TEXT = {
+    **{**TEXT, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    **{"sliding_window": 9, "global_head_dim": 48, "num_key_value_heads": 2},
+    **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB},
+}
+GEMMA4_IDS = {
+    **{"image_token_id": IMAGE, "video_token_id": 301, "audio_token_id": 305, "boi_token_id": 302},
+    **{"eoi_token_id": 303, "tie_word_embeddings": True},
+}
+LLAMA4_TEXT = {
+    **{**TEXT, "intermediate_size": 48, "intermediate_size_mlp": 112, "num_local_experts": 4, "num_hidden_layers": 4},
+    **{"num_experts_per_tok": 1, "attention_chunk_size": 512, "floor_scale": 16},
+}
 QWEN25_EYES = {**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "window_size": 16}
 MODELS: dict[str, Tiny] = {
     "qwen2_vl": Tiny(
@@ -209,6 +279,88 @@ MODELS: dict[str, Tiny] = {
         types="",
         has_breaks=True,
     ),
+    "llava-siglip": Tiny(
+        "llava",
+        {
+            **{"image_token_index": IMAGE, "text_config": LLAMA, **FULL},
+            "vision_config": {**EYES, "model_type": "siglip_vision_model"},
+        },
+        _tiles,
+        _tile_layout(16, several=False),
+        types="",
+    ),
+    "llava_onevision": Tiny(
+        "llava_onevision",
+        {
+            **{"image_token_index": IMAGE, "video_token_index": 301, "image_grid_pinpoints": SHAPES},
+            **{"vision_aspect_ratio": "anyres_max_2", "text_config": {**TEXT, "model_type": "qwen2"}},
+            "vision_config": {**EYES, "model_type": "siglip_vision_model", "patch_size": 8},
+        },
+        _one_vision,
+        _one_vision_layout,
+        types="",
+    ),
+    "lighton_ocr": Tiny(
+        "lighton_ocr",
+        {
+            **{"image_token_id": IMAGE, "text_config": {**TEXT, "model_type": "qwen3"}, "vision_config": PIXTRAL},
+            "spatial_merge_size": 2,
+        },
+        _of_any_size,
+        _any_layout(2),
+        types="",
+    ),
+    "glm_ocr": Tiny(
+        "glm_ocr",
+        {
+            **{**QWEN_IDS, "image_start_token_id": 302, "image_end_token_id": 303},
+            "text_config": {**TEXT, "rope_parameters": SECTIONS},
+            "vision_config": {**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64},
+        },
+        _qwen,
+        _qwen_layout,
+    ),
+    "paddleocr_vl": Tiny(
+        "paddleocr_vl",
+        {
+            **{**QWEN_IDS, "text_config": {**TEXT, "rope_parameters": SECTIONS}},
+            "vision_config": {**EYES, "image_size": 24, "initializer_range": 0.2},
+        },
+        _row_by_row,
+        _qwen_layout,
+    ),
+    "llama4": Tiny(
+        "llama4",
+        {
+            **{"image_token_index": IMAGE, "boi_token_index": 302, "eoi_token_index": 303, "text_config": LLAMA4_TEXT},
+            "vision_config": {
+                **{**EYES, "intermediate_size": 128, "projector_input_dim": 40, "projector_output_dim": 40},
+                "vision_output_dim": 40,
+            },
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        types="",
+    ),
+    "gemma4": Tiny(
+        "gemma4",
+        {
+            **{**GEMMA4_IDS, "text_config": {**GEMMA4_TEXT, "num_kv_shared_layers": 2}},
+            "vision_config": {**GEMMA4_EYES, "use_clipped_linears": True},
+        },
+        _gemma4,
+        _any_layout(2),
+    ),
+    "gemma4-whole": Tiny(
+        "gemma4",
+        {
+            **{**GEMMA4_IDS, "vision_soft_tokens_per_image": 16},
+            "text_config": {**GEMMA4_TEXT, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0},
+            "vision_config": {**GEMMA4_EYES, "standardize": True, "num_key_value_heads": 1},
+        },
+        _gemma4,
+        _any_layout(2),
+    ),
     "gemma3": Tiny(
         "gemma3",
         {
@@ -273,6 +425,13 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
         for own, parameter in model.named_parameters():
             if parameter.ndim == 1 or "norm" in own or not parameter.any():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif "embed_tokens" in own:
+                parameter[0] = torch.randn_like(parameter[0]) * 0.2  # the padding token's, which Gemma 4 reads
+        for own, buffer in model.named_buffers():  # Gemma 4's: bounds of products, and what pooled tokens are scaled by
+            if own.endswith(("_min", "_max")):
+                buffer.fill_(-0.7 if own.endswith("_min") else 0.8)
+            elif own.endswith((".std_bias", ".std_scale")):
+                buffer.uniform_(0.5, 1.5)
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
     model.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))

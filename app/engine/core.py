@@ -127,7 +127,7 @@ class EngineCore:
                 self.info.eos_token_ids,
                 max_model_len,
                 pooling=pooling,
-                max_item_tokens=self.config.max_item_tokens if worker_info.encoder_tokens and media else 0,
+                max_item_tokens=self._max_item_tokens(media, budget) if worker_info.encoder_tokens and media else 0,
                 encoder=EncoderInfo.of(self.info) if pooling is None else None,
             ),
             model=model_revision(self.info, self.config),
@@ -135,6 +135,12 @@ class EngineCore:
             grammars=self._grammars,
         )
         return worker_info
+
+    def _max_item_tokens(self, media: MediaInfo | None, budget: int) -> int:
+        """The longest picture, which a step holds beside all decodes where it cannot be cut."""
+        if media is None or not media.whole_tokens:
+            return self.config.max_item_tokens
+        return min(self.config.max_item_tokens, budget - self.config.max_num_seqs)
 
     def _check_whole_items(self, media: MediaInfo | None, budget: int) -> None:
         """ConfigError where decodes may leave a picture that cannot be cut no step that holds it."""

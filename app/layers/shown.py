@@ -26,6 +26,11 @@ class Shown:
         return cls(ctx.inputs)
 
     @property
+    def has_any(self) -> bool:
+        """True if the step shows something."""
+        return self._rows is not None
+
+    @property
     def num_deep(self) -> int:
         """First layers to whose outputs features are added (DeepStack: Meng et al., 2024)."""
         return 0 if self._embeddings is None else len(self._embeddings) - 1
@@ -41,6 +46,11 @@ class Shown:
         assert self._rows is not None
         assert self._embeddings is not None
         return x.index_add(0, self._rows, self._embeddings[1 + layer])
+
+
+def without_shown(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same inputs of a step that shows nothing."""
+    return {name: value for name, value in inputs.items() if name not in (ROWS, EMBEDDINGS)}
 
 
 def show(inputs: dict[str, torch.Tensor], rows: torch.Tensor, embeddings: torch.Tensor) -> None:

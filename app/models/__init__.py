@@ -51,11 +51,12 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Gemma3ForCausalLM": "app.models.families.gemma3:Gemma3ForCausalLM",
         "Gemma3ForConditionalGeneration": "app.models.multimodal.gemma3:Gemma3ForConditionalGeneration",
         "Gemma4ForCausalLM": "app.models.families.gemma4:Gemma4ForCausalLM",
-        "Gemma4ForConditionalGeneration": "app.models.families.gemma4:Gemma4ForCausalLM",  # text only
+        "Gemma4ForConditionalGeneration": "app.models.multimodal.gemma4:Gemma4ForConditionalGeneration",
         "GemmaForCausalLM": "app.models.families.gemma:GemmaForCausalLM",
         "Glm4MoeForCausalLM": "app.models.families.glm4_moe:Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM": "app.models.families.deepseek:Glm4MoeLiteForCausalLM",
         "Glm4ForCausalLM": "app.models.families.glm4:Glm4ForCausalLM",
+        "GlmOcrForConditionalGeneration": "app.models.multimodal.glm_ocr:GlmOcrForConditionalGeneration",
         "GlmForCausalLM": "app.models.families.glm4:GlmForCausalLM",
         "GptOssForCausalLM": "app.models.families.gpt_oss:GptOssForCausalLM",
         "GraniteMoeForCausalLM": "app.models.families.granite_moe:GraniteMoeForCausalLM",
@@ -74,11 +75,15 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "AquilaForCausalLM": "app.models.families.llama:LlamaForCausalLM",  # Llama under another name, as the next
         "LLaMAForCausalLM": "app.models.families.llama:LlamaForCausalLM",
         "LlamaForCausalLM": "app.models.families.llama:LlamaForCausalLM",
+        "LightOnOcrForConditionalGeneration": "app.models.multimodal.lighton_ocr:LightOnOcrForConditionalGeneration",
         "LlavaForConditionalGeneration": "app.models.multimodal.llava:LlavaForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration": (
+            "app.models.multimodal.llava_onevision:LlavaOnevisionForConditionalGeneration"
+        ),
         "Lfm2ForCausalLM": "app.models.families.lfm2:Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM": "app.models.families.lfm2:Lfm2MoeForCausalLM",
         "Llama4ForCausalLM": "app.models.families.llama4:Llama4ForCausalLM",
-        "Llama4ForConditionalGeneration": "app.models.families.llama4:Llama4ForCausalLM",  # text only
+        "Llama4ForConditionalGeneration": "app.models.multimodal.llama4:Llama4ForConditionalGeneration",
         "LongcatFlashForCausalLM": "app.models.families.longcat_flash:LongcatFlashForCausalLM",
         "HunYuanDenseV1ForCausalLM": "app.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM": "app.models.families.hunyuan:HunYuanMoEV1ForCausalLM",
@@ -104,6 +109,9 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "OlmoHybridForCausalLM": "app.models.families.olmo_hybrid:OlmoHybridForCausalLM",
         "OlmoeForCausalLM": "app.models.families.olmoe:OlmoeForCausalLM",
         "OrionForCausalLM": "app.models.families.orion:OrionForCausalLM",
+        "PaddleOCRVLForConditionalGeneration": (
+            "app.models.multimodal.paddleocr_vl:PaddleOCRVLForConditionalGeneration"
+        ),
         "PhiMoEForCausalLM": "app.models.families.phimoe:PhimoeForCausalLM",  # as published
         "PhimoeForCausalLM": "app.models.families.phimoe:PhimoeForCausalLM",
         "Phi3ForCausalLM": "app.models.families.phi3:Phi3ForCausalLM",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from app.errors import UnsupportedError
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext
@@ -18,6 +19,7 @@ from app.layers.layer_norm import LayerNorm
 from app.layers.mlp import GatedMLP
 from app.layers.norm import Norm, RMSNorm
 from app.layers.offset_norm import OffsetRMSNorm
+from app.layers.picture_attention import PictureAttention
 from app.layers.plain_mlp import PlainMLP
 from app.layers.replicated import ReplicatedTable
 from app.layers.rotary import RotaryEmbedding
@@ -64,6 +66,13 @@ def attention_settings(settings: DecoderSettings, place: LayerPlace) -> Attentio
 def grouped_query_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
     """Rotary self-attention over cached keys and values."""
     return Attention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
+
+
+def picture_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+    """Attention both ways within pictures."""
+    if settings.attention_soft_cap is not None:
+        raise UnsupportedError("attention both ways within pictures with a soft cap", param="model")
+    return PictureAttention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 def both_ways_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:

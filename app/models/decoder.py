@@ -79,7 +79,8 @@ class Decoder(Layer):
         x = self._embed(input_ids, ctx) if ctx.hidden is None else ctx.hidden
         if self.layer_inputs is not None:
             embedded = x if ctx.hidden is None else self._embed(input_ids, ctx)
-            ctx.memo[self.layer_inputs.key] = self.layer_inputs(input_ids, embedded)
+            read = self.layer_inputs.as_read(input_ids) if Shown.of(ctx).has_any else input_ids
+            ctx.memo[self.layer_inputs.key] = self.layer_inputs(read, embedded)
         for rotary in self.rotaries.values():
             rotary.of_step(ctx)  # for all layers
         layers: list[Any] = list(self.layers.values())

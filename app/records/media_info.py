@@ -18,7 +18,13 @@ PROCESSORS = {
     "qwen3_5": "qwen_vl",
     "qwen3_5_moe": "qwen_vl",
     "llava": "clip",
+    "llava_onevision": "llava_onevision",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
+    "llama4": "llama4",
+    "lighton_ocr": "lighton_ocr",
+    "glm_ocr": "glm_ocr",
+    "paddleocr_vl": "paddleocr_vl",
     "mistral3": "pixtral",
     "internvl": "internvl",
     "idefics3": "idefics3",
@@ -27,9 +33,14 @@ PROCESSORS = {
 SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
 _AUDIO_FIELDS = ("audio_token_id", "audio_token_index")
 _DEFAULT_AUDIO_IDS = {"qwen2_audio": 151_646, "voxtral": 24}
+_BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index")
-_DEFAULT_IDS = {"gemma3": 262_144, "llava": 32_000, "mistral3": 10, "internvl": 151_667, "idefics3": 128_257}
+_DEFAULT_IDS = {
+    **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
+    **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
+    **{"paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,6 +55,7 @@ class MediaInfo:
     # Tokens of a picture that see each other, so that one step computes all that are left of it; 0: they do not.
     whole_tokens: int = 0
     audio_token_id: int | None = None  # None: it takes no sounds
+    is_alone: bool = False  # a prompt is a picture or a text
 
     def placeholder(self, kind: MediaKind) -> int | None:
         """The token that stands for such an item's embeddings."""
@@ -67,5 +79,9 @@ class MediaInfo:
             return None
         video = hf.get("video_token_id") if processor == "qwen_vl" else None
         whole = int(hf.get("mm_tokens_per_image", 256)) if kind == "gemma3" else 0
-        merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or 1
-        return cls(processor, int(image), None if video is None else int(video), int(merge), whole)
+        if kind == "gemma4" and hf.get("use_bidirectional_attention") == "vision":
+            whole = int(hf.get("vision_soft_tokens_per_image") or 280)
+        usual = 2 if processor in _BY_GRID else 1
+        merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or usual
+        video = None if video is None else int(video)
+        return cls(processor, int(image), video, int(merge), whole, is_alone=processor == "clip_tower")

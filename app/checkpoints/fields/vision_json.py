@@ -11,22 +11,26 @@ _SIDE = either(whole(1, 1 << 14), several(whole(1, 1 << 14), 2, 2))
 
 VISION_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("hidden_size", "embed_dim", "intermediate_size", "out_hidden_size"), _SIZE),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "in_channels", "num_channels", "in_chans"), _SIZE),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_key_value_heads", "num_heads", "in_channels", "num_channels", "in_chans"), _SIZE
+    ),
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), _SIZE),
+    "pixel_shuffle_ratio": number(above=0.06, most=1),
     **dict.fromkeys(("depth", "num_hidden_layers", "head_dim"), whole(1, 1 << 10)),
-    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "scale_factor"), whole(1, 16)),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "scale_factor", "pooling_kernel_size"), whole(1, 16)),
     **dict.fromkeys(("patch_size", "image_size"), _SIDE),
-    **dict.fromkeys(("window_size", "num_position_embeddings", "projection_dim"), _COUNT),
+    **dict.fromkeys(("window_size", "num_position_embeddings", "position_embedding_size", "projection_dim"), _COUNT),
     **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), several(_LAYER, 1 << 10)),
     **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), number(above=0, most=1)),
     **dict.fromkeys(("rope_theta", "tokens_per_second", "mlp_ratio"), number(above=0, most=1e9)),
-    **dict.fromkeys(("hidden_act", "model_type", "norm_type"), TEXT),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "model_type", "norm_type"), TEXT),
     **dict.fromkeys(("attention_bias", "use_qk_norm", "use_mean_pooling", "vision_use_head"), FLAG),
-    **dict.fromkeys(("use_absolute_position_embeddings", "use_mask_token"), FLAG),
+    **dict.fromkeys(("use_absolute_position_embeddings", "use_mask_token", "use_clipped_linears", "standardize"), FLAG),
 }
 # Those beside it that join an encoder and a text.
 JOINT_FIELDS: Mapping[str, Kind] = {
     "vision_feature_layer": _LAYER,
-    **dict.fromkeys(("vision_feature_select_strategy", "projector_hidden_act"), TEXT),
+    **dict.fromkeys(("vision_feature_select_strategy", "projector_hidden_act", "vision_aspect_ratio"), TEXT),
     "multimodal_projector_bias": FLAG,
     **dict.fromkeys(("scale_factor", "spatial_merge_size"), whole(1, 16)),
     "downsample_ratio": number(above=0.06, most=1),

@@ -27,6 +27,9 @@ class QwenVLProcessor(Processor):
     """Prepares as transformers' Qwen2VLImageProcessor does, which all of them share."""
 
     options: ClassVar[Mapping[str, Kind]] = {"min_pixels": AREA, "max_pixels": AREA}
+    least: ClassVar[int] = 56 * 56  # pixels where the files say nothing
+    most: ClassVar[int] = 28 * 28 * 1280
+    frames: ClassVar[int] = 1  # that pixels are counted in
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -42,25 +45,30 @@ class QwenVLProcessor(Processor):
         return {
             "patch_size": int(own.get("patch_size") or vision.get("patch_size") or 14),
             "merge_size": int(own.get("merge_size") or vision.get("spatial_merge_size") or 2),
-            "min_pixels": int(own.get("min_pixels") or side_of(size, "shortest_edge", "min_pixels") or 56 * 56),
-            "max_pixels": int(own.get("max_pixels") or side_of(size, "longest_edge", "max_pixels") or 28 * 28 * 1280),
+            "min_pixels": int(own.get("min_pixels") or side_of(size, "shortest_edge", "min_pixels") or cls.least),
+            "max_pixels": int(own.get("max_pixels") or side_of(size, "longest_edge", "max_pixels") or cls.most),
             "resample": int(own.get("resample", 3)),
         }
 
     def layout(self, size: Size) -> Layout:
         """See Processor."""
-        width, height = size
-        check_ratio(size)
         group = self._patch * self._merge
-        wide, high = self._whole(width, group), self._whole(height, group)
-        if wide * high > self._most:
-            shrink = math.sqrt(width * height / self._most)
+        size = self.enlarged(size, group)
+        check_ratio(size)
+        pixels = self.frames * size[0] * size[1]
+        wide, high = (self._whole(side, group) for side in size)
+        if self.frames * wide * high > self._most:
+            shrink = math.sqrt(pixels / self._most)
             wide, high = (max(group, math.floor(side / shrink / group) * group) for side in size)
-        elif wide * high < self._least:
-            grow = math.sqrt(self._least / (width * height))
+        elif self.frames * wide * high < self._least:
+            grow = math.sqrt(self._least / pixels)
             wide, high = (math.ceil(side * grow / group) * group for side in size)
         grid = 1, high // self._patch, wide // self._patch
         return Layout((wide, high), grid, ((self.placeholder, math.prod(grid) // self._merge**2),))
+
+    def enlarged(self, size: Size, group: int) -> Size:
+        """The size that is resized from; `group`: pixels along a side of a token."""
+        return size
 
     @staticmethod
     def _whole(side: int, group: int) -> int:

@@ -18,6 +18,8 @@ class PerLayerInputs(Layer):
     """(a table's row of the token + a norm of a projection of its embedding) / sqrt(2), a vector for each layer."""
 
     key = KEY
+    placeholders: tuple[int, ...] = ()  # tokens that stand for what is no text: the table's row is the padding token's
+    padding: int = 0
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, vocab_size: int, size: int) -> None:
         super().__init__()
@@ -28,6 +30,12 @@ class PerLayerInputs(Layer):
         # In the model's type, as the table that it multiplies.
         self.scale = float(torch.tensor(size**0.5, dtype=ctx.dtype, device="cpu"))
         self.shrink = settings.hidden_size**-0.5
+
+    def as_read(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The tokens [T] of a step that shows something, as the table knows them."""
+        for token in self.placeholders:
+            input_ids = input_ids.masked_fill(input_ids == token, self.padding)
+        return input_ids
 
     def forward(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """int [T] and their embeddings [T, C] -> [T, layers, size]."""

@@ -1,4 +1,4 @@
-"""Gemma 4, text only: heads of two widths, layers that read others' keys and values, experts beside the feed-forward
+"""Gemma 4's text: heads of two widths, layers that read others' keys and values, experts beside the feed-forward
 layer, and embeddings for each layer."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from app.layers.norm import Norm, RMSNorm
 from app.layers.rope_scaling import RopeSettings
 from app.layers.shared_attention import SharedAttention
 from app.layers.weight import REPLICATED, Weight
-from app.models.blocks import Blocks, LayerPlace, attention_settings, grouped_query_attention
+from app.models.blocks import Blocks, LayerPlace, attention_settings, grouped_query_attention, picture_attention
 from app.models.decoder import CausalLM, Ropes
 from app.models.decoder_layers.base import DecoderLayer
 from app.models.decoder_layers.per_layer_inputs import KEY, PerLayerInputs
@@ -50,6 +50,7 @@ _NAMES: list[Rule] = [
     (r"(layers\.\d+)\.router\.per_expert_scale$", r"\1.beside.scales"),
     (r"(layers\.\d+)\.experts\.", r"\1.mlp.experts."),
 ]
+_PLACEHOLDERS = {"image": 258_880, "audio": 258_881, "video": 258_884}
 _ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -68,6 +69,9 @@ class Gemma4Layout:
     shared_mlp: int  # the width of their feed-forward layers
     input_size: int  # of the embedding of each layer; 0: there is none
     input_vocab: int
+    whole_pictures: bool  # whether tokens of a picture see each other, in layers with a window
+    placeholders: tuple[int, ...]  # tokens that stand for what is seen or heard
+    padding: int  # the token that layers' own embeddings take for these
 
     @classmethod
     def of(cls, info: ModelInfo) -> Gemma4Layout:
@@ -93,6 +97,11 @@ class Gemma4Layout:
             shared_mlp=info.intermediate_size * (2 if doubles else 1),
             input_size=int(hf.get("hidden_size_per_layer_input", 256)),
             input_vocab=int(hf.get("vocab_size_per_layer_input", 262_144)),
+            whole_pictures=hf.get("use_bidirectional_attention") == "vision",
+            placeholders=tuple(int(hf.get(f"{kind}_token_id") or known) for kind, known in _PLACEHOLDERS.items())
+            if isinstance(hf.get("vision_config"), dict)
+            else (),
+            padding=int(hf.get("pad_token_id") or 0),
         )
 
     def settings_of(self, index: int, settings: DecoderSettings) -> DecoderSettings:
@@ -125,7 +134,8 @@ class Attentions:
         """The one of the place."""
         kind, own = self.layout.kinds[place.index], self.layout.settings_of(place.index, settings)
         if not self.layout.is_shared(place.index):
-            made = grouped_query_attention(ctx, own, place)
+            whole = self.layout.whole_pictures and kind != _FULL
+            made = (picture_attention if whole else grouped_query_attention)(ctx, own, place)
             assert isinstance(made, Attention)
             self.last[kind] = made
             return made
@@ -267,7 +277,9 @@ class Gemma4ForCausalLM(CausalLM):
             return Gemma4Layer(ctx, settings, place, blocks, layout)
 
         def layer_inputs(ctx: BuildContext, settings: DecoderSettings) -> PerLayerInputs:
-            return PerLayerInputs(ctx, settings, layout.input_vocab, layout.input_size)
+            made = PerLayerInputs(ctx, settings, layout.input_vocab, layout.input_size)
+            made.placeholders, made.padding = layout.placeholders, layout.padding
+            return made
 
         has_inputs = layout.input_size > 0
         return Blocks(

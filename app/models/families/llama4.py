@@ -35,7 +35,7 @@ def attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
 
 
 class Llama4ForCausalLM(CausalLM):
-    """Scout and Maverick, also where the checkpoint sees images: these parts are left out."""
+    """Scout and Maverick."""
 
     blocks = Blocks(attention=attention)
     rope_defaults = MappingProxyType({"rope_theta": 500_000.0})

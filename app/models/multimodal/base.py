@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,15 +15,18 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed, text_name
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
-from app.models.decoder import CausalLM
+from app.models.base import EngineModel
+from app.models.decoder import CausalLM, Decoder
+from app.models.decoder_settings import DecoderSettings
 from app.records.media_info import MediaInfo
 
 FEATURE = "app.worker.media.media:create"
 OWN = "encoder."  # where an encoder's tensors stand in the model
-_SEES = re.compile(
-    r"^(model\.)?(visual|vision_tower|vision_model|vision_encoder|audio_tower|multi_modal_projector|mm_projector|"
-    r"connector)\."
+_PARTS = (
+    *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_projection", "embed_vision", "audio_tower"),
+    *("multi_modal_projector", "mm_projector", "connector", "projector", "mlp_AR", "visual_projection"),
 )
+_SEES = re.compile(rf"^(model\.)?(({'|'.join(_PARTS)})\.|image_newline$)")
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,33 +61,41 @@ class MediaEncoder(Layer):
         return [(renamed(name, self.rules), tensor)]
 
 
-class MediaModel(CausalLM):
-    """A language model with an encoder, in the stages that need its output; mixed into the family of its text."""
+EncoderOf = Callable[[BuildContext, ModelInfo], MediaEncoder]
+
+
+class SeeingModel(EngineModel):
+    """A model with an encoder, in the stages that need its output; mixed into the family of its text."""
 
     features = (FEATURE,)
-    seen_both_ways: ClassVar[bool] = False  # tokens of a picture see each other, those behind them too
+    seen_both_ways: bool = False  # tokens of a picture see each other, those behind them too
     rope_seconds: float = 0.0  # positions that a second of a video takes; 0: a frame takes one
+    media: MediaInfo | None  # None: text alone
+    encoder: MediaEncoder | None  # where this stage needs its output
+    model: Decoder
+    decoder_settings: DecoderSettings
 
-    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        super().__init__(ctx, info)
-        self.media = MediaInfo.of(info)  # None: text alone
-        self.encoder: MediaEncoder | None = None  # where this stage needs its output
+    def see(self, ctx: BuildContext, info: ModelInfo, encoder_of: EncoderOf) -> None:
+        """Build the encoder that config.json describes; once the text is there."""
+        self.media = MediaInfo.of(info)
+        self.encoder = None
         # Every stage knows the names of its tensors; a tuple, so that it is no part of a model without memory for it.
-        self._described = () if self.media is None else (self.encoder_of(ctx, info),)
+        self._described = () if self.media is None else (encoder_of(ctx, info),)
         first = ctx.stage_layers.start if ctx.stage_layers is not None else 0
+        embeds = ctx.groups.is_first_stage or self.model.layer_inputs is not None
         for encoder in self._described:
-            if ctx.groups.is_first_stage or first < encoder.num_deep:
+            if embeds or first < encoder.num_deep:
                 self.encoder = encoder
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers that a token of a picture is."""
+        return self.decoder_settings.hidden_size
 
     @property
     def has_axes(self) -> bool:
         """True if tokens of pictures have positions of their own to rotate by."""
         return any(rotary.axes is not None for rotary in self.model.rotaries.values())
-
-    @classmethod
-    @abstractmethod
-    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
-        """The encoder that config.json describes."""
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """The text's as its family has it; the encoder's where there is one here."""
@@ -93,3 +104,16 @@ class MediaModel(CausalLM):
             return [] if own is None else super().own_tensors(own, tensor)
         own = name.removeprefix("model.")
         return [(OWN + part, s) for encoder in self._described for part, s in encoder.own_tensors(own, tensor)]
+
+
+class MediaModel(SeeingModel, CausalLM):
+    """A language model that sees."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__(ctx, info)
+        self.see(ctx, info, self.encoder_of)
+
+    @classmethod
+    @abstractmethod
+    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
+        """The encoder that config.json describes."""

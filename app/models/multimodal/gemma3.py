@@ -7,14 +7,11 @@ from dataclasses import replace
 import torch
 
 from app.checkpoints.model_info import ModelInfo
-from app.errors import CheckpointError, UnsupportedError
-from app.layers.attention_layer import AttentionLayer
+from app.errors import CheckpointError
 from app.layers.context import BuildContext
 from app.layers.offset_norm import OffsetRMSNorm
-from app.layers.picture_attention import PictureAttention
 from app.layers.weight import REPLICATED, Weight
-from app.models.blocks import Blocks, LayerPlace, attention_settings
-from app.models.decoder_settings import DecoderSettings
+from app.models.blocks import Blocks, picture_attention
 from app.models.families.gemma3 import Gemma3ForCausalLM
 from app.models.multimodal.base import MediaEncoder, MediaModel
 from app.models.multimodal.tile_vision import SIGLIP, TOWER, TileEncoder, TileSettings, TileVision
@@ -48,13 +45,6 @@ class Gemma3Encoder(TileEncoder):
         pooled = hidden.reshape(n, side, self.merge, side, self.merge, size).mean((2, 4)).flatten(1, 2)
         tokens: torch.Tensor = self.soft_norm(pooled) @ self.projection
         return tokens
-
-
-def picture_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
-    """Attention both ways within pictures."""
-    if settings.attention_soft_cap is not None:
-        raise UnsupportedError("attention both ways within pictures with a soft cap", param="model")
-    return PictureAttention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 class Gemma3ForConditionalGeneration(MediaModel, Gemma3ForCausalLM):

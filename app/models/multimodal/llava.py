@@ -29,8 +29,6 @@ class LlavaEncoder(TileEncoder):
         v, model = VisionConfig(info, CLIP if is_clip else SIGLIP), VisionConfig.of_model(info, LLAVA)
         depth, layer = v.whole("num_hidden_layers"), model.whole("vision_feature_layer")
         depth = layer if layer >= 0 else depth + 1 + layer
-        if not is_clip and layer == -1:
-            raise UnsupportedError("vision_feature_layer -1 of SigLIP, with the norm behind it", param="model")
         if model.text("vision_feature_select_strategy") != ("default" if is_clip else "full"):
             raise UnsupportedError("vision_feature_select_strategy: patches alone are supported", param="model")
         self.tower = TileVision(

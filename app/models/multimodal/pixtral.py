@@ -119,12 +119,14 @@ class Mistral3Encoder(PixtralEncoder):
         (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1."),
     )
 
+    text_eps: ClassVar[float] = 1e-5  # of the text's norms where config.json says none
+
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, info)
         defaults = {"spatial_merge_size": 2, "projector_hidden_act": "gelu", "multimodal_projector_bias": False}
         model = VisionConfig.of_model(info, defaults)
         self.merge = model.whole("spatial_merge_size")
-        eps = float(info.hf_config.get("rms_norm_eps", 1e-5))
+        eps = float(info.hf_config.get("rms_norm_eps", self.text_eps))
         self.merge_norm = RMSNorm(ctx, self.size, eps)
         self.merging = ReplicatedLinear(ctx, self.size * self.merge**2, self.size, bias=False)
         act, bias = model.text("projector_hidden_act"), model.flag("multimodal_projector_bias")

@@ -4,7 +4,7 @@ one token; windows (2.5); interpolated positions and features for the first laye
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from app.layers.layer import Layer
 from app.layers.layer_norm import LayerNorm
 from app.layers.norm import Norm, RMSNorm
 from app.layers.replicated import ReplicatedTable
+from app.layers.rope_scaling import RopeSettings
+from app.models.decoder import Ropes
 from app.models.multimodal.base import MediaEncoder, Picture
 from app.models.multimodal.vision_config import CLIP_MEAN, CLIP_STD, HALF, Normalization, VisionConfig
 from app.models.multimodal.vision_layers import (
@@ -27,6 +29,7 @@ from app.models.multimodal.vision_layers import (
     Span,
     VisionBlock,
 )
+from app.records.media_info import MediaInfo
 from app.records.sized_cache import SizedCache
 
 EPS = 1e-6
@@ -74,62 +77,35 @@ class PatchMerger(Layer):
         return self.mlp(x)  # type: ignore[no-any-return]
 
 
-class QwenVision(MediaEncoder):
-    """See the head of this file. A video's frames are pictures of their own to attention."""
+class GridVision(MediaEncoder):
+    """Patches of a grid, those of one token side by side, which rotate by row and column; a constructor sets these.
 
-    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        super().__init__()
-        kind = str(info.hf_config["model_type"])
-        v = VisionConfig(info, {**COMMON, **OLDER.get(kind, QWEN3)})
-        is_second, is_windowed = kind == "qwen2_vl", kind == "qwen2_5_vl"
-        size = v.whole("embed_dim", "hidden_size") if is_second else v.whole("hidden_size")
-        depth, heads = v.whole("depth"), v.whole("num_heads")
-        inner = int(size * v.number("mlp_ratio")) if is_second else v.whole("intermediate_size")
-        out = v.whole("hidden_size") if is_second else v.whole("out_hidden_size")
-        act = v.text("hidden_act")
-        self.patch, self.frames = v.side("patch_size"), v.whole("temporal_patch_size")
-        self.merge = v.whole("spatial_merge_size")
-        self.window = v.whole("window_size") // self.merge // self.patch if is_windowed else 0
-        self.full_layers = frozenset(v.layers("fullatt_block_indexes")) if is_windowed else frozenset(range(depth))
-        self.deep_layers = v.layers("deepstack_visual_indexes") if kind in WITH_DEEP else ()
-        self.num_deep = len(self.deep_layers)
-        self.size, self.head_dim, self.dtype, self.device = size, size // heads, ctx.dtype, ctx.device
-        if self.head_dim * heads != size or self.head_dim % 4:
-            raise CheckpointError(f"{info.directory}: vision_config: {heads} heads of {size} / {heads}", param="model")
-        is_older = is_second or is_windowed
-        self.normalization = Normalization.of(info, *((CLIP_MEAN, CLIP_STD) if is_older else (HALF, HALF)))
-        self.patch_embed = PatchEmbedding(ctx, size, (3, self.frames, self.patch, self.patch), bias=not is_older)
-        num_positions = 0 if is_older else v.whole("num_position_embeddings")
-        self.pos_embed = ReplicatedTable(ctx, num_positions, size) if num_positions else None
-        self.side = int(num_positions**0.5)
+    A video's frames are pictures of their own to attention.
+    """
 
-        def norm(width: int) -> Norm:
-            return RMSNorm(ctx, width, EPS) if is_windowed else LayerNorm(ctx, width, EPS)
-
-        def mlp() -> nn.Module:
-            return GatedBlock(ctx, size, inner, act, bias=True) if is_windowed else PlainBlock(ctx, size, inner, act)
-
-        self.blocks = nn.ModuleList(
-            VisionBlock((norm(size), norm(size)), FusedAttention(ctx, size, heads), mlp()) for _ in range(depth)
-        )
-        merged = size * self.merge**2
-        self.merger = PatchMerger(ctx, norm(size), size, merged, out, norms_merged=False)
-        self.deep_mergers = nn.ModuleList(
-            PatchMerger(ctx, norm(merged), size, merged, out, norms_merged=True) for _ in self.deep_layers
-        )
-        self._tables: SizedCache[GridTables] = SizedCache(TABLE_BYTES)
-
+    size: int
+    head_dim: int
+    patch: int
+    merge: int  # patches along each side of a token
+    dtype: torch.dtype
+    device: torch.device
+    normalization: Normalization
+    patch_embed: PatchEmbedding
+    blocks: nn.ModuleList
+    merger: nn.Module
+    frames: int = 1  # of a patch
+    window: int = 0  # tokens along its side; 0: none
+    full_layers: frozenset[int] = frozenset()  # that see more than a window
+    pos_embed: ReplicatedTable | None
+    side: int = 0  # of the square of `pos_embed`
+    deep_layers: tuple[int, ...] = ()
+    deep_mergers: nn.ModuleList
     later_bytes = TABLE_BYTES
-    rules = (
-        (r"^visual\.", ""),
-        (r"^patch_embed\.proj\.", "patch_embed."),
-        (r"\.linear_fc", ".fc"),
-        (r"^deepstack_merger_list\.", "deep_mergers."),
-        (r"^(merger|deep_mergers\.\d+)\.ln_q\.", r"\1.norm."),
-        (r"^(merger|deep_mergers\.\d+)\.mlp\.0\.", r"\1.mlp.fc1."),
-        (r"^(merger|deep_mergers\.\d+)\.mlp\.2\.", r"\1.mlp.fc2."),
-        (r"^(merger|deep_mergers\.\d+)\.fc", r"\1.mlp.fc"),
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = None
+        self._tables: SizedCache[GridTables] = SizedCache(TABLE_BYTES)
 
     def num_tokens(self, grid: Grid) -> int:
         """See MediaEncoder."""
@@ -156,8 +132,12 @@ class QwenVision(MediaEncoder):
             if layer in self.deep_layers:
                 place = self.deep_layers.index(layer)
                 deep[place] = self.deep_mergers[place](x)
-        merged = [self._in_order(y, tables) for y in (self.merger(x), *(deep[place] for place in sorted(deep)))]
+        merged = [self._in_order(y, tables) for y in (self.tokens(x), *(deep[place] for place in sorted(deep)))]
         return torch.stack(merged)
+
+    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Patches [T, E] behind the blocks -> tokens [T / patches a token, C]."""
+        return self.merger(x)  # type: ignore[no-any-return]
 
     def _embed(self, picture: Picture, table: GridTables) -> torch.Tensor:
         """Patches in the order of blocks, [T, E]; those of a still picture are repeated as frames."""
@@ -237,6 +217,78 @@ class QwenVision(MediaEncoder):
         shares = torch.stack([r * c for r in (1 - part_r, part_r) for c in (1 - part_c, part_c)])
         found: torch.Tensor = self.pos_embed(indices.to(self.device)) * shares.to(self.device, self.dtype).unsqueeze(2)
         return found.sum(0).repeat(grid[0], 1)
+
+
+class QwenVision(GridVision):
+    """Qwen's own; see the head of this file."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__()
+        kind = str(info.hf_config["model_type"])
+        v = VisionConfig(info, {**COMMON, **OLDER.get(kind, QWEN3)})
+        is_second, is_windowed = kind == "qwen2_vl", kind == "qwen2_5_vl"
+        size = v.whole("embed_dim", "hidden_size") if is_second else v.whole("hidden_size")
+        depth, heads = v.whole("depth"), v.whole("num_heads")
+        inner = int(size * v.number("mlp_ratio")) if is_second else v.whole("intermediate_size")
+        out = v.whole("hidden_size") if is_second else v.whole("out_hidden_size")
+        act = v.text("hidden_act")
+        self.patch, self.frames = v.side("patch_size"), v.whole("temporal_patch_size")
+        self.merge = v.whole("spatial_merge_size")
+        self.window = v.whole("window_size") // self.merge // self.patch if is_windowed else 0
+        self.full_layers = frozenset(v.layers("fullatt_block_indexes")) if is_windowed else frozenset(range(depth))
+        self.deep_layers = v.layers("deepstack_visual_indexes") if kind in WITH_DEEP else ()
+        self.num_deep = len(self.deep_layers)
+        self.size, self.head_dim, self.dtype, self.device = size, heads_of(size, heads, info), ctx.dtype, ctx.device
+        is_older = is_second or is_windowed
+        self.normalization = Normalization.of(info, *((CLIP_MEAN, CLIP_STD) if is_older else (HALF, HALF)))
+        self.patch_embed = PatchEmbedding(ctx, size, (3, self.frames, self.patch, self.patch), bias=not is_older)
+        num_positions = 0 if is_older else v.whole("num_position_embeddings")
+        self.pos_embed = ReplicatedTable(ctx, num_positions, size) if num_positions else None
+        self.side = int(num_positions**0.5)
+
+        def norm(width: int) -> Norm:
+            return RMSNorm(ctx, width, EPS) if is_windowed else LayerNorm(ctx, width, EPS)
+
+        def mlp() -> nn.Module:
+            return GatedBlock(ctx, size, inner, act, bias=True) if is_windowed else PlainBlock(ctx, size, inner, act)
+
+        self.blocks = nn.ModuleList(
+            VisionBlock((norm(size), norm(size)), FusedAttention(ctx, size, heads), mlp()) for _ in range(depth)
+        )
+        merged = size * self.merge**2
+        self.merger = PatchMerger(ctx, norm(size), size, merged, out, norms_merged=False)
+        self.deep_mergers = nn.ModuleList(
+            PatchMerger(ctx, norm(merged), size, merged, out, norms_merged=True) for _ in self.deep_layers
+        )
+
+    rules = (
+        (r"^visual\.", ""),
+        (r"^patch_embed\.proj\.", "patch_embed."),
+        (r"\.linear_fc", ".fc"),
+        (r"^deepstack_merger_list\.", "deep_mergers."),
+        (r"^(merger|deep_mergers\.\d+)\.ln_q\.", r"\1.norm."),
+        (r"^(merger|deep_mergers\.\d+)\.mlp\.0\.", r"\1.mlp.fc1."),
+        (r"^(merger|deep_mergers\.\d+)\.mlp\.2\.", r"\1.mlp.fc2."),
+        (r"^(merger|deep_mergers\.\d+)\.fc", r"\1.mlp.fc"),
+    )
+
+
+def heads_of(size: int, num_heads: int, info: ModelInfo) -> int:
+    """The width of a head; CheckpointError where they do not share the size, or none turns by rows and columns."""
+    if size % num_heads or size // num_heads % 4:
+        raise CheckpointError(f"{info.directory}: vision_config: {num_heads} heads of {size}", param="model")
+    return size // num_heads
+
+
+def with_sections(info: ModelInfo, ropes: Ropes, sections: tuple[int, ...]) -> Ropes:
+    """The same with coordinates in sections, a family's where config.json says none, of a model that sees."""
+
+    def of(layer_type: str) -> RopeSettings:
+        settings = ropes(layer_type)
+        given = {"mrope_section": list(sections), **settings.parameters}
+        return settings if MediaInfo.of(info) is None else replace(settings, parameters=given)
+
+    return of
 
 
 def _merge_order(height: int, width: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:

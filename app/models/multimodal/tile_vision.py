@@ -125,6 +125,11 @@ class TileVision(Layer):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """[n, 3, side, side] -> [n, L, C], the token before the patches left out."""
+        x = self.all_tokens(pixels)
+        return x if self.class_token is None else x[:, 1:]
+
+    def all_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
+        """[n, 3, side, side] -> [n, L, C], what stands before the patches first."""
         x = self.patch_embed(patches_of(pixels, self.patch)).view(len(pixels), -1, self.size)
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1)
@@ -138,9 +143,7 @@ class TileVision(Layer):
             x = block(x, span)
         if self.post_norm is not None:
             x = self.post_norm(x)
-        x = x.view(-1, length, self.size)
-        patches: torch.Tensor = x if self.class_token is None else x[:, 1:]
-        return patches
+        return x.view(-1, length, self.size)  # type: ignore[no-any-return]
 
 
 class TileEncoder(MediaEncoder):

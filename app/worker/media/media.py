@@ -18,7 +18,7 @@ from app.kernels.attention.both_ways import PictureSpan
 from app.layers.picture_attention import SPANS
 from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
-from app.models.multimodal.base import MediaModel, Picture
+from app.models.multimodal.base import Picture, SeeingModel
 from app.platforms.to_device import to_device
 from app.records.media import VALUE_TYPES, MediaItem, media_of
 from app.records.sized_cache import SizedCache
@@ -90,7 +90,7 @@ class _Figures:
 class Media(WorkerFeature):
     """Holds the prompts with pictures that rows are computing."""
 
-    def __init__(self, model: MediaModel, inputs: StepInputs, device: torch.device, limits: EncoderLimits) -> None:
+    def __init__(self, model: SeeingModel, inputs: StepInputs, device: torch.device, limits: EncoderLimits) -> None:
         assert model.media is not None
         self._model, self._media, self._device, self._limits = model, model.media, device, limits
         self._delta = inputs.declare("rope_delta", torch.int64) if model.has_axes else None
@@ -261,11 +261,11 @@ class Media(WorkerFeature):
 def create(context: FeatureContext) -> Media | None:
     """The feature, where the model sees and this rank has a use for it."""
     model = context.forward.model
-    assert isinstance(model, MediaModel)
+    assert isinstance(model, SeeingModel)
     if model.media is None or not (model.encoder is not None or model.has_axes or model.seen_both_ways):
         return None
     num_deep = 0 if model.encoder is None else model.encoder.num_deep
-    width = context.forward.link.hidden_size * context.forward.dtype.itemsize
+    width = model.vector_size * context.forward.dtype.itemsize
     config = context.config
     limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + num_deep) * width)
     return Media(model, context.state.inputs, context.state.device, limits)

@@ -19,6 +19,7 @@ CLIP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 SQUARE = {"size": {"height": 48, "width": 48}}
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
+ONE_VISION = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 64], [96, 32]]}
 # Family, transformers' module and class, the processor's own settings, config.json, options of the judge's call.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "clip": ("clip", "CLIPImageProcessorPil", CLIP, {}, {}),
@@ -28,6 +29,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
     "pixtral": ("pixtral", "PixtralImageProcessorPil", {"size": {"longest_edge": 96}}, {}, {"patch_size": 16}),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil", SMOL, {}, {}),
+    "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil", ONE_VISION, {}, {}),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil", SMOL, {}, {}),
 }
 OURS = {"clip padded": "clip", "siglip": "clip", "smolvlm": "idefics3"}

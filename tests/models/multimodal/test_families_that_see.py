@@ -8,7 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from app.models.multimodal import gemma3, idefics3, internvl, llava, pixtral, qwen2_vl, qwen3_5, qwen3_vl
+from app.models.multimodal import (
+    gemma3,
+    gemma4,
+    glm_ocr,
+    idefics3,
+    internvl,
+    lighton_ocr,
+    llama4,
+    llava,
+    llava_onevision,
+    paddleocr_vl,
+    pixtral,
+    qwen2_vl,
+    qwen3_5,
+    qwen3_vl,
+)
 from app.models.multimodal.base import MediaModel
 from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, all_logits, decode_statically, greedy
@@ -19,7 +34,13 @@ CLASSES: dict[str, type[MediaModel]] = {
     "qwen3_vl": qwen3_vl.Qwen3VLForConditionalGeneration,
     "qwen3_vl_moe": qwen3_vl.Qwen3VLMoeForConditionalGeneration,
     "qwen3_5": qwen3_5.Qwen3_5ForConditionalGeneration,
-    **dict.fromkeys(("llava", "pixtral"), llava.LlavaForConditionalGeneration),
+    **dict.fromkeys(("llava", "llava-siglip", "pixtral"), llava.LlavaForConditionalGeneration),
+    "llava_onevision": llava_onevision.LlavaOnevisionForConditionalGeneration,
+    "lighton_ocr": lighton_ocr.LightOnOcrForConditionalGeneration,
+    "glm_ocr": glm_ocr.GlmOcrForConditionalGeneration,
+    "paddleocr_vl": paddleocr_vl.PaddleOCRVLForConditionalGeneration,
+    "llama4": llama4.Llama4ForConditionalGeneration,
+    **dict.fromkeys(("gemma4", "gemma4-whole"), gemma4.Gemma4ForConditionalGeneration),
     "gemma3": gemma3.Gemma3ForConditionalGeneration,
     "mistral3": pixtral.Mistral3ForConditionalGeneration,
     **dict.fromkeys(("internvl", "internvl-6b"), internvl.InternVLForConditionalGeneration),
@@ -28,7 +49,7 @@ CLASSES: dict[str, type[MediaModel]] = {
 
 
 # Pictures whose tokens see each other are not cut, which the trivial scheduler of these tests knows nothing of.
-CHUNKS = {"gemma3": 256}
+CHUNKS = {"gemma3": 256, "gemma4-whole": 256}
 
 
 def words(count: int, seed: int) -> list[int]:

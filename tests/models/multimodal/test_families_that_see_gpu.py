@@ -14,7 +14,7 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from tests.engine.core_driver import KEY, run
-from tests.models.multimodal.test_families_that_see import PROMPTS
+from tests.models.multimodal.test_families_that_see import CHUNKS, PROMPTS
 from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
 
 pytestmark = [
@@ -28,7 +28,7 @@ MAX_TOKENS = 6
 @pytest.mark.parametrize("chunk", [7, 256])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
-    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": chunk, "num_blocks": 128}
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": CHUNKS.get(name, chunk), "num_blocks": 128}
     config = EngineConfig(
         model=str(tiny_media_model(name)), device="cuda", dtype="float32", max_model_len=256, max_item_tokens=64,
         encoder_cache_bytes=1 << 20, **options,

@@ -19,7 +19,8 @@ from tests.models.families.test_families_in_parallel import LAYOUTS
 from tests.models.multimodal.test_families_that_see import PROMPTS
 from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
 
-CASES = [(name, layout) for name in MODELS for layout in LAYOUTS]
+# A stage must hold the layers whose keys and values its own read.
+CASES = [(name, layout) for name in MODELS for layout in LAYOUTS if (name, layout) != ("gemma4", "pp2")]
 SAMPLE = (("qwen3_vl", "tp2"), ("qwen3_vl", "pp2"))
 
 
