@@ -31,6 +31,7 @@ ENCODER_TYPES: Mapping[str, EncoderType] = {
     "new": _PLAIN,
     "nomic_bert": _PLAIN,
     "roberta": _BEHIND_PADDING,
+    "siglip": _PLAIN,
     "t5": _PLAIN,
     "xlm-roberta": _BEHIND_PADDING,
 }

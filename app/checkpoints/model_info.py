@@ -89,6 +89,14 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
         **{"num_attention_heads": 32, "num_key_value_heads": 8},
     },
+    "clip_text_model": {
+        **{"vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12},
+        **{"num_attention_heads": 8, "max_position_embeddings": 77},
+    },
+    "siglip_text_model": {
+        **{"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
+        **{"num_attention_heads": 12, "max_position_embeddings": 64, "pad_token_id": 1},
+    },
     "gemma4_text": {
         "vocab_size": 262_144,
         "num_attention_heads": 8,

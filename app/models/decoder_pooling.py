@@ -35,6 +35,8 @@ _DECODERS = ("model.", "transformer.", "gpt_neox.", "biogpt.")  # what checkpoin
 
 def family_of(architecture: str) -> type[CausalLM]:
     """The language model of which an architecture takes the decoder."""
+    if architecture.endswith("ForConditionalGeneration"):
+        return MODELS.load(architecture)
     name = next(architecture.removesuffix(kind) for kind in _KINDS if architecture.endswith(kind))
     return MODELS.load(_FAMILIES.get(name, f"{name}ForCausalLM"))
 

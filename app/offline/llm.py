@@ -91,7 +91,7 @@ class LLM:
         self._generation = Generation(loop, self._model)
         self._adapters = LoadedAdapters(self._core)
         self._beams = BeamSearches(loop, self._model)
-        self._pooling = Pooling(loop, self._model)
+        self._pooling = Pooling(loop, self._model, self._encoder)
 
     # ---- life
 

@@ -15,7 +15,7 @@ from app.media.reader import in_field
 from app.media.source import file_of
 from app.offline.prompts import Encoded, Prompt, split_media, text_or_ids
 from app.text.model_media import ModelMedia
-from app.text.placeholders import Placeholders, encode_pieces, with_pictures
+from app.text.placeholders import Placeholders, encode_pieces, picture_alone, with_pictures
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 
@@ -36,6 +36,10 @@ class PromptEncoder:
         if not images:
             return Encoded(given, tokenizer.encode(given)) if isinstance(given, str) else Encoded(None, given)
         media, pictures = self._pictures(images, "multi_modal_data")
+        if media.info.is_alone:
+            beside = given if isinstance(given, str) else tokenizer.decode(given)
+            ids, ask = picture_alone(media, pictures, beside, "prompt")
+            return Encoded(None, ids, (ask,))
         text = Placeholders(media).in_place(given) if isinstance(given, str) else None
         ids = given if isinstance(given, list) else tokenizer.encode(text or "")
         return Encoded(given if isinstance(given, str) else None, *with_pictures(media, ids, pictures, "prompt"))

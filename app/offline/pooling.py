@@ -10,8 +10,9 @@ from tqdm import tqdm
 from app.api.generation.request_builder import pooling_request
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.offline.engine_loop import EngineLoop
+from app.offline.pictures import PromptEncoder
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
-from app.offline.prompts import Prompt, as_list, at_prompt, text_or_ids
+from app.offline.prompts import Prompt, as_list, at_prompt, has_media, text_or_ids
 from app.records.late_interaction import LateInteraction
 from app.records.outputs import EngineOutput
 from app.records.pooling_info import PoolingInfo
@@ -39,9 +40,10 @@ class Pooled:
 class Pooling:
     """Pools prompts of one model; a model that generates refuses everything."""
 
-    def __init__(self, loop: EngineLoop, model: ServedModel) -> None:
+    def __init__(self, loop: EngineLoop, model: ServedModel, encoder: PromptEncoder) -> None:
         self._loop = loop
         self._model = model
+        self._encoder = encoder
 
     def usual_task(self) -> PoolingTask:
         """Names what is made of a prompt where nobody says it."""
@@ -123,6 +125,10 @@ class Pooling:
         return most if truncate_prompt_tokens == -1 else min(most, truncate_prompt_tokens)
 
     def _parse(self, prompt: Prompt, limit: int | None) -> PoolingPrompt:
+        if has_media(prompt):
+            self._info()
+            shown = self._encoder.encoded(prompt)
+            return PoolingPrompt(shown.token_ids, asks=shown.asks)
         given = text_or_ids(prompt)
         if isinstance(given, str):
             text = self._info().prompts.usual + given

@@ -33,10 +33,16 @@ class Encoded:
     asks: tuple[MediaAsk, ...] = ()
 
 
+def has_media(prompt: Prompt) -> bool:
+    """True if a prompt brings something beside its text."""
+    return isinstance(prompt, Mapping) and "multi_modal_data" in prompt
+
+
 def split_media(prompt: Prompt) -> tuple[Prompt, list[Any]]:
     """A prompt without its `multi_modal_data`, and the pictures in that; InvalidRequestError for other media."""
-    if not isinstance(prompt, Mapping) or "multi_modal_data" not in prompt:
+    if not has_media(prompt):
         return prompt, []
+    assert isinstance(prompt, Mapping)
     rest, media = dict(prompt), prompt["multi_modal_data"] or {}
     del rest["multi_modal_data"]
     if not isinstance(media, Mapping) or set(media) - {"image"}:

@@ -17,6 +17,8 @@ PROCESSORS = {
     "qwen3_vl_moe": "qwen_vl",
     "qwen3_5": "qwen_vl",
     "qwen3_5_moe": "qwen_vl",
+    "clip": "clip_tower",
+    "siglip": "clip_tower",
     "llava": "clip",
     "llava_onevision": "llava_onevision",
     "gemma3": "gemma3",

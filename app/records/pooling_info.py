@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.fields.kinds import Kind, check, expect
+from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
 from app.checkpoints.model_info import ModelInfo
@@ -88,6 +88,7 @@ class PoolingInfo:
     # How often the logarithm is taken of what is above 0 in logits of the vocabulary, which vectors are made of then.
     saturates: Saturation = ""
     late: LateInteraction | None = None  # texts are compared vector by vector
+    padding: tuple[int, int] | None = None  # a token, and to how many tokens texts are filled up with it
     token_heads: TokenHeadsInfo | None = None  # it gives vectors and weights of tokens, too
     verdict: Verdict | None = None  # its one score is what a language head says of tokens
 
@@ -116,6 +117,8 @@ class PoolingInfo:
             pooling = "last" if info.is_causal else _classifier_pooling(hf)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
             return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
+        if hf.get("model_type") in ("clip", "siglip"):
+            return _of_towers(info, common)
         if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
             common |= {"embedding_size": info.vocab_size, "prompts": _prompts(info.directory)}
             return cls(tasks=("embed",), normalize=False, **_splade(sparse[0]), **common)
@@ -294,6 +297,15 @@ def _of_tokens(
         late=late,
         **common,
     )
+
+
+def _of_towers(info: ModelInfo, common: dict[str, Any]) -> PoolingInfo:
+    """A vector of a text's last token, or of a picture; SigLIP was trained with texts of one length."""
+    hf = info.hf_config
+    size = hf.get("projection_dim", 512) if info.is_causal else hf.get("projection_size") or info.hidden_size
+    padding = None if info.is_causal else (int(hf.get("pad_token_id") or 1), info.max_position_embeddings)
+    expect(size, whole(1, 1 << 16), f"{info.directory}/config.json: projection_dim")
+    return PoolingInfo("last", tasks=("embed",), embedding_size=int(size), padding=padding, **common)
 
 
 def _token_heads(info: ModelInfo) -> TokenHeadsInfo | None:

@@ -96,3 +96,12 @@ def with_pictures(
         expanded += own
         done = place + 1
     return expanded + token_ids[done:], (MediaAsk(tuple(items)),)
+
+
+def picture_alone(media: ModelMedia, pictures: Sequence[Picture], text: str, field: str) -> tuple[list[int], MediaAsk]:
+    """The prompt of a model to which a picture is one token that stands alone; InvalidRequestError where there is more
+    than that."""
+    if len(pictures) != 1 or text:
+        what = f"{len(pictures)} pictures beside {len(text)} characters of text"
+        raise InvalidRequestError(f"{field}: a prompt of this model is a text or a picture, not {what}", param=field)
+    return [media.info.image_token_id], MediaAsk((pictures[0].item(0, 1),))

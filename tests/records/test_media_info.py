@@ -18,10 +18,12 @@ def info_of(config: dict) -> MediaInfo | None:
 def test_placeholders_are_those_of_transformers(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(kind)
-    info = info_of(config.to_dict())
+    fields = config.to_dict()
+    info = info_of({**fields, "vision_config": fields["vision_config"] or {}})  # Gemma 4's is none by itself
     assert info is not None
-    expected = getattr(config, "image_token_id", None) or config.image_token_index
+    expected = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", 0)  # 0: it has none
     assert info.image_token_id == expected
+    assert info.is_alone == (expected == 0)
     left_out = info_of({"model_type": kind, "vision_config": {}})
     assert left_out is None or left_out.image_token_id == info.image_token_id
 

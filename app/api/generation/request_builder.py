@@ -102,5 +102,9 @@ def pooling_request(
     if model.pooling is not None and model.pooling.has_token_types and prompt.second_text_at is not None:
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
     asks = prompt.asks if model.adapter is None else (*prompt.asks, model.adapter)
+    token_ids = prompt.token_ids
+    if model.pooling is not None and model.pooling.padding is not None and not prompt.asks:
+        token, length = model.pooling.padding
+        token_ids = token_ids + [token] * (length - len(token_ids))
     with in_words_of(names):
-        return model.bounds.settle(EngineRequest(request_id, prompt.token_ids, params, placement=placement, asks=asks))
+        return model.bounds.settle(EngineRequest(request_id, token_ids, params, placement=placement, asks=asks))

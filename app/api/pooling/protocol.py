@@ -11,7 +11,7 @@ from app.api.chat.messages import ChatMessage
 from app.api.generation.placement import PlacementFields
 from app.api.http.prompt_field import PromptField
 from app.api.http.strict_models import StrictModel
-from app.bounds import Count, Items, Text
+from app.bounds import Count, Items, JsonObject, Text
 from app.errors import InvalidRequestError
 from app.records.late_interaction import Role
 from app.records.mixed_scores import ScoreKind
@@ -57,6 +57,10 @@ class InputBody(PoolingBody):
     input: PromptField | None = Field(None, description="A text, texts, token ids, or lists of token ids.")
     messages: Items[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of an input.")
     add_special_tokens: bool = Field(True, description="Add the special tokens that the model expects around a text.")
+    add_generation_prompt: bool = Field(
+        False, description="End the prompt of a conversation where the assistant's turn begins."
+    )
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from app.api.chat.messages import ChatOptions
+from app.api.chat.messages import ChatMessage, ChatOptions
+from app.api.chat.pictures import read_pictures
 from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, RouteInfo
 from app.api.generation.render import check_total_chars, encode
@@ -21,12 +22,15 @@ from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
 from app.records.late_interaction import LateInteraction, Role
+from app.records.media import MediaAsk, media_of
 from app.records.outputs import PooledResult
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.text.late_prompts import late_prompts
+from app.text.model_media import ModelMedia
 from app.text.pair_template import PairTemplate
+from app.text.placeholders import picture_alone
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -121,20 +125,20 @@ async def read_inputs(
     """The prompts of a body, whichever form they were sent in."""
     room = pooled_room(body, model, "messages" if body.messages is not None else "input")
     prompt = body.prompt(pooling_of(model).prompts)
+    if body.messages is not None and model.media is not None and model.media.info.is_alone:
+        return await _alone(work, model, model.media, body.messages, room)
     if body.messages is not None:
         options = ChatOptions(
             messages=body.messages,
             tools=None,
-            add_generation_prompt=False,
+            add_generation_prompt=body.add_generation_prompt,
             continue_final_message=False,
             add_special_tokens=body.add_special_tokens,
             documents=None,
-            chat_template_kwargs=None,
+            chat_template_kwargs=body.chat_template_kwargs,
         )
         rendered = await render_chat(work, model, options, limits, room)
-        if rendered.asks:
-            raise UnsupportedError("pictures are not embedded", param="messages")
-        return [_cut(rendered.token_ids, room)]
+        return [_shown(rendered.token_ids, rendered.asks, room)]
     given = body.inputs()
     if not given:
         raise InvalidRequestError("the list of inputs is empty", param="input")
@@ -153,6 +157,31 @@ async def read_inputs(
 
 def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
     return PoolingPrompt(token_ids if room.keeps == "all" else token_ids[: room.num_tokens])
+
+
+async def _alone(
+    work: RequestWork, model: ServedModel, media: ModelMedia, messages: Sequence[ChatMessage], room: TextRoom
+) -> list[PoolingPrompt]:
+    """A message to a model that has no conversations: a text or a picture."""
+    pictures = await read_pictures(work, model, messages, room)
+    text = "".join(message.text() for message in messages)
+    if not pictures:
+        return await tokenise(work, model, [(text, None)], room)
+    ids, ask = picture_alone(media, pictures, text, "messages")
+    return [PoolingPrompt(ids, asks=(ask,))]
+
+
+def _shown(token_ids: list[int], asks: tuple[object, ...], room: TextRoom) -> PoolingPrompt:
+    """A conversation's prompt; what lies behind the tokens that it is cut to is not shown."""
+    cut = _cut(token_ids, room)
+    media = media_of(asks)
+    if media is None:
+        return cut
+    kept = [item for item in media.items if item.end <= len(cut.token_ids)]
+    if len(kept) < len(media.items) and media.items[len(kept)].offset < len(cut.token_ids):
+        what = f"{room.num_tokens} tokens end within a picture"
+        raise InvalidRequestError(what, param="truncate_prompt_tokens")
+    return PoolingPrompt(cut.token_ids, asks=(MediaAsk(tuple(kept)),) if kept else ())
 
 
 async def pool(

@@ -9,6 +9,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
     "media processor",
     {
         "clip": "app.media.processors.clip:ClipProcessor",
+        "clip_tower": "app.media.processors.clip_tower:ClipTowerProcessor",
         "gemma3": "app.media.processors.gemma3:Gemma3Processor",
         "gemma4": "app.media.processors.gemma4:Gemma4Processor",
         "glm_ocr": "app.media.processors.glm_ocr:GlmOcrProcessor",
