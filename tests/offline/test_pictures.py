@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from app import LLM, SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
 from app.records.media import MediaAsk
-from tests.media.media_model import END, PAD, START, TEMPLATE, VIDEO
+from tests.chatting_media import GRID, chatting_media_model
+from tests.media.media_model import END, PAD, START
 from tests.media.pictures import file_of, picture
-from tests.tiny_media import IMAGE, MEAN, STD, judged, tiny_media_model
+from tests.tiny_media import MEAN, STD, judged
 
 NAME, TOKENS = "qwen3_vl", 6
-PIXELS = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}}
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """A tiny Qwen3-VL with a tokenizer, a chat template and the settings of a processor."""
-    path = tmp_path_factory.mktemp("sees") / "m"
-    path.mkdir()
-    for file in tiny_media_model(NAME).iterdir():
-        (path / file.name).symlink_to(file)
-    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(letters, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    named = ["<|im_start|>", "<|im_end|>", *(f"<|{i}|>" for i in range(258, IMAGE)), PAD, VIDEO, START, END]
-    backend.add_special_tokens(named)
-    assert backend.token_to_id(PAD) == IMAGE
-    backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    (path / "chat_template.jinja").write_text(TEMPLATE)
-    own = {**PIXELS, "image_mean": MEAN, "image_std": STD}
-    (path / "preprocessor_config.json").unlink(missing_ok=True)
-    (path / "preprocessor_config.json").write_text(json.dumps(own))
+    path = chatting_media_model(NAME, tmp_path_factory.mktemp("sees") / "m")
     with LLM(str(path), device="cpu", num_threads=1, max_model_len=256, max_num_seqs=4, num_blocks=64) as llm:
         yield llm
 
@@ -70,7 +51,7 @@ def test_a_picture_becomes_transformers_tokens(llm: LLM, monkeypatch: pytest.Mon
     (output,) = llm.chat([first], GREEDY, use_tqdm=False)
     (request,) = requests
     ask = request.asked(MediaAsk)
-    judge = judge_of(**PIXELS, image_mean=MEAN, image_std=STD)
+    judge = judge_of(**GRID, image_mean=MEAN, image_std=STD)
     expected = judge(images, return_tensors="np")
     assert [item.grid for item in ask.items] == [tuple(grid) for grid in expected["image_grid_thw"].tolist()]
     ours = np.concatenate([np.frombuffer(item.pixels, np.uint8).reshape(item.shape) for item in ask.items]) / 255
