@@ -13,6 +13,7 @@ from app.config.model import ModelConfig
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.engine.executor import create_executor
+from app.media.reader import MediaReader
 from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest
 from app.text.served_model import ServedModel
@@ -24,7 +25,7 @@ OPTIONS: dict[str, Any] = {"executor": "in_process", "num_threads": 1, "device":
 class PoolingEngines:
     """`directories` by the name under which a model is served."""
 
-    def __init__(self, directories: dict[str, Path | str], **options: Any) -> None:
+    def __init__(self, directories: dict[str, Path | str], reader: MediaReader | None = None, **options: Any) -> None:
         self.models: dict[str, ServedModel] = {}
         self.engines: dict[str, AsyncEngine] = {}
         self.requests: list[EngineRequest] = []
@@ -33,7 +34,7 @@ class PoolingEngines:
             config = ModelConfig.model_validate(
                 {"name": name, "engine": {**OPTIONS, **options, "model": str(directory)}}
             )
-            self.models[name] = load_served_model(config)
+            self.models[name] = load_served_model(config, reader)
             if self.models[name].pooling is None:
                 continue
             core = EngineCore(config.engine, self.models[name].info, create_executor(config.engine), b"for tests")
