@@ -32,7 +32,7 @@ Grid = tuple[int, int, int]
 
 
 def most_tiles(aspect: str) -> int:
-    """How many tiles' worth of patches a picture keeps, as `vision_aspect_ratio` says it."""
+    """The number of tiles whose patches a picture may keep, as `vision_aspect_ratio` says it."""
     found = _ASPECT.match(aspect)
     if found is None or not int(found[1]):
         raise UnsupportedError(f"vision_aspect_ratio {aspect!r}; anyres_max_N is supported", param="model")
