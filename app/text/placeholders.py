@@ -104,4 +104,5 @@ def picture_alone(media: ModelMedia, pictures: Sequence[Picture], text: str, fie
     if len(pictures) != 1 or text:
         what = f"{len(pictures)} pictures beside {len(text)} characters of text"
         raise InvalidRequestError(f"{field}: a prompt of this model is a text or a picture, not {what}", param=field)
+    assert media.info.image_token_id is not None
     return [media.info.image_token_id], MediaAsk((pictures[0].item(0, 1),))
