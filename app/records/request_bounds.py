@@ -48,8 +48,9 @@ class RequestBounds:
     @cached_property
     def mark(self) -> bytes:
         """Tells these bounds from others, in any process; b"": nothing does, of a model that gives vectors."""
-        own = self.vocab_size, sorted(self.eos_token_ids), self.max_model_len, self.max_kv_tokens, self.max_item_tokens
-        return b"" if self.pooling is not None else blake2b(repr(own).encode(), digest_size=8).digest()
+        own = self.vocab_size, sorted(self.eos_token_ids), self.max_model_len, self.max_kv_tokens
+        kept = repr((*own, self.max_item_tokens, self.encoder)).encode()
+        return b"" if self.pooling is not None else blake2b(kept, digest_size=8).digest()
 
     @cached_property
     def holder(self) -> str:

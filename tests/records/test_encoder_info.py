@@ -10,6 +10,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError
 from app.records.encoder_info import EncoderInfo
 from app.records.encoder_input import EncoderInput
+from app.records.request_bounds import RequestBounds
 
 WHISPER = {"model_type": "whisper", "num_mel_bins": 4, "max_source_positions": 3}
 
@@ -26,3 +27,8 @@ def test_a_sound_has_one_shape() -> None:
 
 def test_a_decoder_alone_has_none() -> None:
     assert EncoderInfo.of(ModelInfo(Path("x"), {"model_type": "llama"}, {})) is None
+
+
+def test_bounds_with_another_encoder_are_others() -> None:
+    encoders = (None, EncoderInfo("text", 3, start=(2,)), EncoderInfo("text", 3, start=(2, 0)))
+    assert len({RequestBounds(100, (2,), 50, encoder=one).mark for one in encoders}) == 3
