@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from app.records.adapter import KnownAdapter
+from app.records.adapter import NO_ADAPTERS, KnownAdapter
+
+NEWEST = 0.25  # share of the newest read in their mean
 
 
 class AdapterBook:
@@ -19,6 +21,7 @@ class AdapterBook:
         self.known: tuple[KnownAdapter, ...] = ()  # those that have a name, the oldest first
         self.nameless: frozenset[bytes] = frozenset()  # those that stay for running requests only
         self.num_uses = 0  # requests that have asked for one
+        self.read_s = NO_ADAPTERS.read_s  # a moving mean
         self._of_digest: dict[bytes, KnownAdapter] = {}  # of those that have a name
         self._by_use: dict[bytes, None] = {}  # of those that are loaded, the one that was asked for longest ago first
 
@@ -37,6 +40,10 @@ class AdapterBook:
     def on_disk(self) -> tuple[str, ...]:
         """Returns the digests of those with a name that are not in host memory, in hex digits."""
         return tuple(digest.hex() for digest in self._of_digest if digest not in self.loaded)
+
+    def note_read(self, seconds: float) -> None:
+        """So long it took to bring one into host memory."""
+        self.read_s += NEWEST * (seconds - self.read_s)
 
     def load(self, digest: bytes) -> None:
         """It is in host memory."""

@@ -86,11 +86,13 @@ def take_in(core: EngineCore, path: str, digest: bytes) -> Waiting:
     while core.config.max_disk_loras and len(core.adapters.loaded) >= core.config.max_cpu_loras:
         if not _make_room(core, began):
             yield from wait(core)
+    began_s = time.monotonic()
     try:
         yield from _begin(core, path, digest, began)
         while not all(core.call_workers("call_feature", "adapter_is_read", digest)):
             yield from wait(core)
         core.call_workers("call_feature", "fit_adapter", digest)
+        core.adapters.note_read(time.monotonic() - began_s)
     except BaseException:
         core.call_workers("call_feature", "drop_adapter", digest)
         raise

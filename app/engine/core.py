@@ -279,7 +279,8 @@ class EngineCore:
         state, revision = self.state, self._started_admission.revision
         held, level, refusal = state.held, state.sleep_level, state.refusal
         stats = self.scheduler.stats()
-        adapters = stats.adapters._replace(known=self.adapters.known, on_disk=self.adapters.on_disk)
+        book = self.adapters
+        adapters = stats.adapters._replace(known=book.known, on_disk=book.on_disk, read_s=book.read_s)
         stats = replace(stats, adapters=adapters, held=held, refusal=refusal)
         return replace(stats, sleep_level=level, model_revision=revision)
 

@@ -44,6 +44,7 @@ class AdapterState(NamedTuple):
     running_names: tuple[str, ...] = ()
     waiting_names: tuple[str, ...] = ()  # of requests without a row
     on_disk: tuple[str, ...] = ()  # digests of those with a name that are read again when a request asks
+    read_s: float = 0.1  # that the latest reads took, about
 
 
 NO_ADAPTERS = AdapterState()

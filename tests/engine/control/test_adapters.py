@@ -20,7 +20,7 @@ from app.engine.adapter_loads import PATIENCE
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import InvalidRequestError, MantaError, ModelNotFoundError
-from app.records.adapter import AdapterAsk, KnownAdapter
+from app.records.adapter import NO_ADAPTERS, AdapterAsk, KnownAdapter
 from app.records.request import EngineRequest
 from tests.adapters import pair, write_adapter
 from tests.engine.core_driver import KEY, Results, assert_idle, make_request, run
@@ -305,5 +305,8 @@ def test_an_adapter_on_disk_does_not_wait_for_ever_for_those_in_memory(disk_core
         assert len(sent) < 30 * PATIENCE
     assert results.final["cold"].finish_reason == "length"
     assert core.stats().figures["adapter_reads"] >= 4
+    told = core.stats().adapters
+    assert {len(told.known), len(told.on_disk) + len(core.adapters.loaded)} == {3}
+    assert 0 < told.read_s != NO_ADAPTERS.read_s
     run(core, results=results)
     assert {output.finish_reason for output in results.final.values()} == {"length"}

@@ -52,7 +52,6 @@ OVERLOAD = 2.0  # times the mean number of requests
 OVERLOAD_SHARE = 0.25  # of `max_num_seqs`: so many requests above the mean are never an overload ...
 OVERLOAD_SLACK = 4  # ... nor are so many
 ADAPTER_LOAD_S = 0.003  # from host memory into a slot, of rank 16 and 8 billion weights
-ADAPTER_READ_S = 0.1  # from disk into host memory
 SAME_S = 1e-6  # costs closer than this are equal
 UNMEASURED_PREFILL_TOKEN_S = 1e-4
 UNMEASURED_DECODE_STEP_S = 0.02
@@ -112,7 +111,7 @@ def _adapter_s(table: LoadTable, query: RouteQuery, step_s: FloatArray) -> list[
     for load, own_step_s in zip(table, step_s.tolist(), strict=True):
         adapters = load.report.adapters
         wait_s = 0.0 if query.adapter in adapters.running else ADAPTER_LOAD_S
-        wait_s += ADAPTER_READ_S if query.adapter in adapters.on_disk else 0.0
+        wait_s += adapters.read_s if query.adapter in adapters.on_disk else 0.0
         if wait_s and len(adapters.running) >= adapters.num_slots:
             wait_s += EXPECTED_TOKENS / 2 * own_step_s / max(1, adapters.num_slots)
         found.append(wait_s)

@@ -162,6 +162,17 @@ def test_an_adapter_goes_where_it_lies_or_where_a_slot_is_free() -> None:
     assert policy.choose([free, busy], query).replica_id == "b", "a long queue costs more than a copy"
 
 
+def test_an_adapter_on_disk_costs_what_reads_have_taken_there() -> None:
+    policy, query = create_policy("prefix_aware"), RouteQuery(100, 10, adapter="aa")
+    near, far = (
+        load(name, adapters=AdapterState(num_slots=2, on_disk=on_disk, read_s=1.5))
+        for name, on_disk in (("near", ("bb",)), ("far", ("aa", "bb")))
+    )
+    costs = policy.costs([near, far], query)
+    assert costs["far"].adapter_s == pytest.approx(costs["near"].adapter_s + 1.5)
+    assert policy.choose([near, far], query).replica_id == "near"
+
+
 def test_equal_keys_stay_together_within_the_bound() -> None:
     policy = create_policy("session_affinity")
     loads = [load(f"r{i}", num_running=10) for i in range(8)]
