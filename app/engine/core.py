@@ -21,6 +21,7 @@ from app.engine.adapter_loads import AdapterLoads
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
+from app.engine.scheduler.encoder_share import EncoderRules
 from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.scheduler import Scheduler, StepRules
 from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
@@ -113,8 +114,7 @@ class EngineCore:
             num_stages=self.config.pipeline_parallel_size,
             prompt_time=self._prompt_time(worker_info),
             max_adapters=self.config.max_loras if self.config.enable_lora else 0,
-            encoder_tokens=worker_info.encoder_tokens,
-            whole_items=media is not None and media.whole_tokens > 0,
+            encoders=self._encoder_rules(media, budget, worker_info),
         )
         self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
         if self._scheduler.adapters is not None:
@@ -151,6 +151,12 @@ class EngineCore:
                 f"of {media.whole_tokens} tokens, which is computed in one step: set it to {least} or more",
                 param="max_num_batched_tokens",
             )
+
+    def _encoder_rules(self, media: MediaInfo | None, budget: int, info: WorkerInfo) -> EncoderRules | None:
+        if not info.encoder_tokens:
+            return None
+        step_tokens = min(budget, self.config.max_item_tokens)  # memory of calls was measured for such an item
+        return EncoderRules(step_tokens, info.encoder_tokens, media is not None and media.whole_tokens > 0)
 
     def _draft_counts(self, most: int) -> tuple[int, ...]:
         asked = self.config.speculative_config

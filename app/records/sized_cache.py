@@ -24,6 +24,10 @@ class SizedCache(Generic[ValueT]):
         self._entries.move_to_end(key)
         return found[0]
 
+    def __contains__(self, key: bytes) -> bool:
+        """True if it is kept; that is no use of it."""
+        return key in self._entries
+
     def keep(self, key: bytes, value: ValueT, size: int) -> None:
         """Keep a value in place of those used longest ago; not where it alone is too large."""
         if size > self._max_size or key in self._entries:

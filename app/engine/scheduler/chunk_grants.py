@@ -14,8 +14,7 @@ from app.records.request_state import Request
 class ChunkGrants:
     """Those of one engine."""
 
-    def __init__(self, rows: RowTable, kv: KVCacheManager, slots: Slots, encoders: EncoderShare | None) -> None:
-        """`encoders`: the share of what prompts show; None: they show nothing."""
+    def __init__(self, rows: RowTable, kv: KVCacheManager, slots: Slots, encoders: EncoderShare) -> None:
         self._rows = rows
         self._kv = kv
         self._slots = slots
@@ -44,34 +43,25 @@ class ChunkGrants:
             if remaining > 0:
                 self._grant(request, min(remaining, plan.budget.left), remaining, plan, may_preempt=False)
 
-    def may_begin(self, request: Request, remaining: int, hit: PrefixHit, plan: StepPlan) -> bool:
-        """True if this step may begin a waiting request, of which `remaining` tokens are to compute."""
-        if plan.budget.chunk(remaining) <= 0:
-            return False
-        if self._encoders is None:
-            return True
+    def least(self, request: Request, remaining: int) -> int:
+        """Fewest tokens of the first chunk of a waiting request, of which `remaining` are to compute."""
         begin = request.num_tokens - remaining
-        least = self._encoders.least_end(request, begin) - begin
-        has_room = least <= min(plan.budget.most, max(1, self._kv.num_slots_after_hit(hit)))
-        return has_room and self._encoders.may_begin(request, begin)
+        return self._encoders.least_end(request, begin) - begin
 
     def first(self, request: Request, remaining: int, hit: PrefixHit, plan: StepPlan) -> int:
         """Tokens of the first chunk of a request that may begin; `cut` may leave fewer."""
-        chunk, begin = plan.budget.chunk(remaining), request.num_tokens - remaining
-        if self._encoders is not None:
-            chunk = max(chunk, self._encoders.least_end(request, begin) - begin)
+        chunk = max(plan.budget.chunk(remaining), self.least(request, remaining))
         return min(chunk, self._kv.num_slots_after_hit(hit))
 
     def cut(self, request: Request, begin: int, end: int) -> int:
         """The end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""
-        end = self._kv.cut(request, begin, end)
-        return end if self._encoders is None else self._encoders.cut(request, begin, end)
+        return self._encoders.cut(request, begin, self._kv.cut(request, begin, end))
 
     def _grant(self, request: Request, chunk: int, remaining: int, plan: StepPlan, may_preempt: bool) -> None:
         """Give up to `chunk` more tokens, as many as there are blocks for; at least one if that takes preemption."""
         begin = int(self._rows.num_computed[request.row])
         computed = begin + plan.chunks.get(request, 0)
-        room, least = self._slots.room(request, computed), self._least_end(request, computed)
+        room, least = self._slots.room(request, computed), self._encoders.least_end(request, computed)
         if least - computed > plan.budget.most:
             return
         chunk = max(chunk, least - computed)
@@ -88,6 +78,3 @@ class ChunkGrants:
         assert granted
         plan.chunks[request] = plan.chunks.get(request, 0) + chunk
         plan.budget.spend(chunk, remaining)
-
-    def _least_end(self, request: Request, begin: int) -> int:
-        return begin + 1 if self._encoders is None else self._encoders.least_end(request, begin)

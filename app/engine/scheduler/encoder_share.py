@@ -9,6 +9,7 @@ and nothing else. A step that encodes nothing else takes any one item.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.records.encoder_input import encoder_input_of
@@ -26,56 +27,98 @@ class Touched(NamedTuple):
     end: int  # behind its last one
 
 
-class EncoderShare:
-    """The encoder's share of the step that is being planned, in tokens that stand for pieces of items."""
+@dataclass(slots=True, frozen=True)
+class EncoderRules:
+    """Bounds of encoders, in tokens that stand for pieces of items."""
 
-    def __init__(self, tokens_each: int, cache_tokens: int, whole: bool = False) -> None:
-        """`tokens_each`: of a step; `cache_tokens`: that the workers keep; `whole`: a chunk ends within no item."""
-        self._each, self._whole = tokens_each, whole
-        self._left = tokens_each
+    step_tokens: int  # that a step encodes
+    cache_tokens: int  # that the workers keep
+    whole: bool = False  # what is left of an item is computed in one step
+
+
+class EncoderShare:
+    """The encoder's share of the step that is being planned."""
+
+    def __init__(self, rules: EncoderRules) -> None:
+        self._rules = rules
+        self._left = rules.step_tokens
         self._is_untouched = True  # this step encodes nothing so far
-        self._known: SizedCache[bool] = SizedCache(cache_tokens)
-        self._planned: set[bytes] = set()  # that this step encodes
+        self._known: SizedCache[bool] = SizedCache(rules.cache_tokens)
+        self._shown: dict[str, dict[bytes, int]] = {}  # by requests of this step: digests and tokens
 
     def begin_plan(self) -> None:
-        """A new step."""
-        self._left, self._is_untouched = self._each, True
-        self._planned.clear()
+        """A new step; the workers look for all that one shows before they keep what they had to encode."""
+        shown = [pair for items in self._shown.values() for pair in items.items()]
+        missing = [(digest, length) for digest, length in shown if self._known.find(digest) is None]
+        for digest, length in missing:
+            self._known.keep(digest, True, length)
+        self._left, self._is_untouched = self._rules.step_tokens, True
+        self._shown.clear()
 
-    def may_begin(self, request: Request, begin: int) -> bool:
-        """True if a chunk that begins behind `begin` tokens has at least one token in this step."""
-        return all(self._fits(item) for item in _touched(request, begin, begin + 1))
+    def drop(self, request: Request) -> None:
+        """A request has left the step."""
+        self._shown.pop(request.request_id, None)
+
+    def begins(self, request: Request, begin: int) -> bool:
+        """True if a chunk that begins behind `begin` tokens has at least one token in this step; else nobody who comes
+        later takes what is left of the share before it."""
+        fits = all(self._fits(item) for item in _touched(request, begin, begin + 1))
+        if not fits:
+            self._left, self._is_untouched = 0, False
+        return fits
 
     def least_end(self, request: Request, begin: int) -> int:
         """Finds where a chunk that begins behind `begin` tokens may end at the earliest."""
-        ends = (item.end for item in _touched(request, begin, begin + 1) if self._whole)
-        return max(ends, default=begin + 1)
+        if not self._rules.whole:
+            return begin + 1
+        return max((item.end for item in _touched(request, begin, begin + 1)), default=begin + 1)
 
     def cut(self, request: Request, begin: int, end: int) -> int:
         """Takes what a chunk from `begin` to `end` shows out of the step's share; the chunk's end, which is before the
         first item that has to wait."""
         for item in _touched(request, begin, end):
-            is_cut = self._whole and end < item.end
+            is_cut = self._rules.whole and end < item.end
             if is_cut or not self._fits(item):
                 return max(begin, item.offset)
-            self._take(item)
+            self._take(request, item)
         return end
 
     def forget(self) -> None:
         """The workers have forgotten what they kept."""
         self._known.clear()
+        self._shown.clear()
 
     def _fits(self, item: Touched) -> bool:
-        is_free = item.digest in self._planned or self._known.find(item.digest) is not None
-        return is_free or self._is_untouched or item.length <= self._left
+        return self._is_known(item) or self._is_untouched or item.length <= self._left
 
-    def _take(self, item: Touched) -> None:
-        if item.digest in self._planned or self._known.find(item.digest) is not None:
-            return
-        self._is_untouched = False
-        self._left = max(0, self._left - item.length)
-        self._planned.add(item.digest)
-        self._known.keep(item.digest, True, item.length)
+    def _is_known(self, item: Touched) -> bool:
+        return item.digest in self._known or any(item.digest in items for items in self._shown.values())
+
+    def _take(self, request: Request, item: Touched) -> None:
+        if not self._is_known(item):
+            self._is_untouched = False
+            self._left = max(0, self._left - item.length)
+        self._shown.setdefault(request.request_id, {})[item.digest] = item.length
+
+
+class NoItems(EncoderShare):
+    """The share of a model that sees nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(EncoderRules(0, 0))
+
+    def begins(self, request: Request, begin: int) -> bool:
+        """See EncoderShare."""
+        return True
+
+    def cut(self, request: Request, begin: int, end: int) -> int:
+        """See EncoderShare."""
+        return end
+
+
+def create_share(rules: EncoderRules | None) -> EncoderShare:
+    """The share; None: the model sees nothing."""
+    return NoItems() if rules is None else EncoderShare(rules)
 
 
 def _touched(request: Request, begin: int, end: int) -> Iterator[Touched]:

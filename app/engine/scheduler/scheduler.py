@@ -28,7 +28,7 @@ from app.engine.scheduler.chunk_grants import ChunkGrants
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
 from app.engine.scheduler.draft_lengths import create_lengths
-from app.engine.scheduler.encoder_share import EncoderShare
+from app.engine.scheduler.encoder_share import EncoderRules, create_share
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
 from app.engine.scheduler.output_updater import OutputUpdater
@@ -69,8 +69,7 @@ class StepRules:
     num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
-    whole_items: bool = False  # what is left of an item is computed in one step
-    encoder_tokens: int = 0  # that the workers keep of what prompts show; 0: the model sees nothing
+    encoders: EncoderRules | None = None  # None: the model sees nothing
     prompt_time: PromptTime = field(default_factory=PromptTime)
 
 
@@ -102,7 +101,7 @@ class Scheduler:
         self._loading = LoadingRequests(self.rows)
         self._slots = Slots(self.rows, kv, self._pending_diffs, self._preempt)
         self.adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
-        self._encoders = EncoderShare(each, rules.encoder_tokens, rules.whole_items) if rules.encoder_tokens else None
+        self._encoders = create_share(rules.encoders)
         self._chunks = ChunkGrants(self.rows, kv, self._slots, self._encoders)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
@@ -261,8 +260,7 @@ class Scheduler:
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
-            if self._encoders is not None:
-                self._encoders.begin_plan()
+            self._encoders.begin_plan()
             self._chunks.grant_running(behind, plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]
@@ -320,10 +318,15 @@ class Scheduler:
             hit = self.kv.find_prefix(request)
             remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
-            if soon >= MIN_SHARED_TOKENS or not self._chunks.may_begin(request, remaining, hit, plan):
+            if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) <= 0:
                 passed += 1
                 continue
-            if not self._slots.make_room(request, hit, plan):
+            if (least := self._chunks.least(request, remaining)) > plan.budget.most:
+                break  # who comes later would take these tokens, step by step
+            if not self._encoders.begins(request, request.num_tokens - remaining):
+                passed += 1
+                continue
+            if not self._slots.make_room(request, hit, plan) or least > max(1, self.kv.num_slots_after_hit(hit)):
                 break
             try:
                 self._admit(request, hit, plan)
@@ -380,6 +383,7 @@ class Scheduler:
         self._statistics.count_preemption()
         plan.preempted = True
         plan.chunks.pop(request, None)
+        self._encoders.drop(request)
         self.waiting.push(request, self._clock())
         if self.adapters is not None:
             self.adapters.add_waiting(request)
@@ -389,8 +393,7 @@ class Scheduler:
         assert not self._writer.in_flight, "steps in flight"
         for request in self.rows.occupants():
             self._preempt(request, StepPlan(TokenBudget(0)))
-        if self._encoders is not None:
-            self._encoders.forget()
+        self._encoders.forget()
 
     # ---- outputs
 
