@@ -8,6 +8,7 @@ from app.kernels.attention.both_ways import PictureSpan, attend_both_ways
 from app.layers.attention import Attention
 from app.layers.context import ForwardContext
 
+_BLOCK_SIZE = 16
 SPANS = "picture_spans"  # int64 [m, 5] on the host, among what features bring: the fields of each PictureSpan
 
 
@@ -32,3 +33,12 @@ class PictureAttention(Attention):
                 self.kv_scales,
             )
         return out
+
+    def attend_largest(self, num_tokens: int, context: int, dtype: torch.dtype) -> None:
+        """Attend as a picture of so many tokens at the end of the longest prompt does; nothing comes of it."""
+        device = self.qkv_proj.device
+        block = torch.zeros(self.cache_spec().block_shape(_BLOCK_SIZE), dtype=self.kv_dtype, device=device)
+        blocks = torch.zeros(-(-context // _BLOCK_SIZE), dtype=torch.int32, device=device)  # that one, again and again
+        span = PictureSpan(0, 0, context - num_tokens, context - num_tokens, context)
+        query = torch.zeros(num_tokens, self.num_heads, self.head_dim, dtype=dtype, device=device)
+        attend_both_ways(query, block[None], blocks, span, self.scale, self.sliding_window, self.kv_scales)

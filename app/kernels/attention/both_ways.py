@@ -1,7 +1,8 @@
 """Attention of a picture's tokens, which see all before them and each other, those behind them too (Gemma 3, 4).
 
 Plain PyTorch on every device: a prompt with pictures computes it once for each, beside the causal attention of all
-tokens, whose results for these it replaces. Keys and values of the whole picture are in the cache by then.
+tokens, whose results for these it replaces. Keys and values of the whole picture are in the cache by then. Heads of the
+cache are read one after another, so that a long context takes the memory of one.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ def attend_both_ways(
     lowest = 0 if sliding_window is None else max(0, span.first - sliding_window + 1)
     first_block = lowest // size
     chosen = blocks[first_block : -(-span.end // size)].long()
-    stored = movable(kv_cache).index_select(0, chosen).view(kv_cache.dtype)
-    both = readable(stored, query.dtype).permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, Hkv, L, D]
-    if kv_scales is not None:
-        both = (both * kv_scales[:, :, None, None]).to(query.dtype)
-    both = both.repeat_interleave(query.shape[1] // both.shape[1], dim=1)
-    keys = first_block * size + torch.arange(both.shape[2], device=device)
+    keys = first_block * size + torch.arange(len(chosen) * size, device=device)
     own = torch.arange(span.first, span.end, device=device)[:, None]
     seen = (keys <= own) | ((keys >= span.begin) & (keys < span.end))
     if sliding_window is not None:
         seen &= keys > own - sliding_window
-    out = F.scaled_dot_product_attention(query.transpose(0, 1), both[0], both[1], attn_mask=seen, scale=scale)
-    return out.transpose(0, 1)
+    count, num_heads, width = query.shape
+    num_kv_heads, out = kv_cache.shape[2], query.new_empty(query.shape)
+    shape = count, num_kv_heads, num_heads // num_kv_heads, width
+    grouped, results = query.reshape(shape).permute(1, 2, 0, 3), out.view(shape)  # [Hkv, Hq / Hkv, n, D]
+    for head in range(num_kv_heads):
+        stored = movable(kv_cache[:, :, head]).index_select(0, chosen).view(kv_cache.dtype)
+        both = readable(stored, query.dtype).transpose(0, 1).flatten(1, 2)  # [2, L, D]
+        if kv_scales is not None:
+            both = (both * kv_scales[:, head, None, None]).to(query.dtype)
+        key, value = (one.expand(grouped.shape[1], -1, -1) for one in both)
+        attended = F.scaled_dot_product_attention(grouped[head], key, value, attn_mask=seen, scale=scale)
+        results[:, head] = attended.transpose(0, 1)
+    return out

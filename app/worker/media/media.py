@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.kernels.attention.both_ways import PictureSpan
-from app.layers.picture_attention import SPANS
+from app.layers.picture_attention import SPANS, PictureAttention
 from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
 from app.models.multimodal.base import Picture, SeeingModel
@@ -39,6 +39,7 @@ class EncoderLimits:
     cache_bytes: int  # of what encoders gave
     max_item_tokens: int
     token_bytes: int  # of one token's embeddings
+    context_tokens: int = 0  # of the longest prompt
 
 
 @dataclass(slots=True)
@@ -90,8 +91,11 @@ class _Figures:
 class Media(WorkerFeature):
     """Holds the prompts with pictures that rows are computing."""
 
-    def __init__(self, model: SeeingModel, inputs: StepInputs, device: torch.device, limits: EncoderLimits) -> None:
+    def __init__(
+        self, model: SeeingModel, inputs: StepInputs, device: torch.device, dtype: torch.dtype, limits: EncoderLimits
+    ) -> None:
         assert model.media is not None
+        self._dtype = dtype
         self._model, self._media, self._device, self._limits = model, model.media, device, limits
         self._delta = inputs.declare("rope_delta", torch.int64) if model.has_axes else None
         self._cache: SizedCache[torch.Tensor] = SizedCache(limits.cache_bytes)
@@ -233,9 +237,14 @@ class Media(WorkerFeature):
         return 0 if encoder is None else self._limits.cache_bytes + encoder.later_bytes
 
     def run_largest(self) -> None:
-        """Encode the largest item there may be."""
+        """Encode the largest item there may be, and attend to it behind the longest prompt."""
         if self._model.encoder is not None:
             self._model.encoder([self._model.encoder.largest(self._limits.max_item_tokens)])
+        if self._model.seen_both_ways:
+            layers = [layer for layer in self._model.modules() if isinstance(layer, PictureAttention)]
+            widest = max(layers, key=lambda layer: layer.sliding_window is None)
+            tokens = min(self._media.whole_tokens, self._limits.context_tokens)
+            widest.attend_largest(tokens, self._limits.context_tokens, self._dtype)
 
     def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """Tokens that the cache holds."""
@@ -267,5 +276,6 @@ def create(context: FeatureContext) -> Media | None:
     num_deep = 0 if model.encoder is None else model.encoder.num_deep
     width = model.vector_size * context.forward.dtype.itemsize
     config = context.config
-    limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + num_deep) * width)
-    return Media(model, context.state.inputs, context.state.device, limits)
+    longest = context.state.token_ids.shape[1]
+    limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + num_deep) * width, longest)
+    return Media(model, context.state.inputs, context.state.device, context.forward.dtype, limits)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from app.kernels.attention.both_ways import PictureSpan, attend_both_ways
 
@@ -36,3 +39,17 @@ def test_a_cache_of_8_bits_is_read_with_its_scales() -> None:
     plain = stored.float() * scales[None, :, :, None, None]
     found = attend_both_ways(query, stored, blocks, span, 0.3, kv_scales=scales)
     torch.testing.assert_close(found, attend_both_ways(query, plain, blocks, span, 0.3))
+
+
+def test_a_long_context_takes_the_memory_of_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    attend = F.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        sizes.append(key.untyped_storage().nbytes())
+        return attend(query, key, *rest, **more)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    cache, blocks = torch.randn(2, 2, 4, 16, 8), torch.zeros(64, dtype=torch.int32)
+    attend_both_ways(torch.randn(4, 16, 8), cache, blocks, PictureSpan(0, 0, 1020, 1020, 1024), 0.3)
+    assert sizes == [2 * 1024 * 8 * 4] * 4  # keys and values, once for all query heads that read them

@@ -80,3 +80,13 @@ def test_logits_and_tokens_are_those_of_transformers(name: str) -> None:
     for driver in (whole, chunked):
         runs = driver.run([Run(tokens, greedy(6), asks=(ask,)) for tokens, ask in prompts])
         assert [run.tokens for run in runs] == [tokens for _, tokens in expected]
+
+
+# Those that transformers is told the places of by their tokens alone; chat templates of the others write text between.
+@pytest.mark.parametrize("name", [name for name in MODELS if not MODELS[name].types])
+def test_pictures_without_a_word_between(name: str) -> None:
+    """Two that are alike, too: they are encoded once and stand in both places."""
+    tokens, ask = prompt_of(name, [(4, 4, 1), (6, 8, 2), (4, 4, 1), words(3, 6)])
+    driver = Driver(str(tiny_media_model(name)), max_model_len=256, num_blocks=64)
+    expected, _ = judged(name, tokens, ask, 1)
+    torch.testing.assert_close(all_logits(driver, tokens, ask), expected, atol=1e-3, rtol=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.layers import picture_attention
 from app.layers.rotary import ROPE_POSITIONS
 from app.models.multimodal.qwen_vision import TABLE_BYTES
 from app.worker.media.media import HITS, QUERIES, Media
@@ -99,3 +100,21 @@ def test_figures_and_sizes(driver: Driver) -> None:
     driver.run([Run(tokens, greedy(1), asks=(ask,))])
     assert counted[QUERIES] == 3  # the items of three chunks
     assert counted[HITS] == 2
+
+
+def test_attention_both_ways_is_in_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the longest context, and of a layer that sees all of it."""
+    driver, seen = Driver(str(tiny_media_model("gemma3")), max_model_len=128, num_blocks=64), list[Any]()
+    attend = picture_attention.attend_both_ways
+
+    def spy(query: torch.Tensor, cache: torch.Tensor, blocks: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append((tuple(query.shape), len(blocks) * cache.shape[3] >= 128, rest[2]))
+        return attend(query, cache, blocks, *rest)
+
+    monkeypatch.setattr(picture_attention, "attend_both_ways", spy)
+    feature = feature_of(driver)
+    with torch.inference_mode():
+        feature._limits = replace(feature._limits, max_item_tokens=4)
+        feature.run_largest()
+    assert seen == [((4, 2, 32), True, None)]
+    driver.worker.shutdown()
