@@ -61,6 +61,7 @@ class PromptEncoder:
         media = self._model.media
         if media is None:
             raise UnsupportedError(f"{field}: the model reads text only; it takes no pictures", param=field)
+        media.check(field)
         if len(images) > media.max_images:
             raise InvalidRequestError(f"{field}: {len(images)} pictures; at most {media.max_images}", param=field)
         with in_field(field):

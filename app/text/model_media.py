@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from app.checkpoints.fields.kinds import expect
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
-from app.errors import ConfigError
+from app.errors import ConfigError, UnsupportedError
 from app.media.processors import PROCESSORS
 from app.media.processors.base import Detail, Layout, Processor
 from app.media.reader import MediaReader
@@ -36,6 +37,7 @@ class ModelMedia:
         self.reader = reader
         self.max_images = min(max_images, reader.config.max_images)
         self.max_item_tokens = max_item_tokens  # of one picture
+        self.refusal: str | None = None  # a setting of the checkpoint's under which no picture is prepared
         self._tokenizer = tokenizer
         self._class: type[Processor] = PROCESSORS.load(info.processor)
         self._settings = dict(settings)
@@ -53,14 +55,25 @@ class ModelMedia:
         if placeholder is None:
             return None
         family: type[Processor] = PROCESSORS.load(info.processor)
-        settings = family.settings_of(read_settings(model.directory), model.hf_config)
+        own = read_settings(model.directory)
+        settings = family.settings_of(own, model.hf_config)
         for name, (field, default) in family.tokens.items():
             settings[name] = tokenizer.id_to_token(int(model.hf_config.get(field) or default))
         given = _checked(family, config.mm_processor_kwargs)
         most = config.limit_mm_per_prompt.get("image", reader.config.max_images)
-        return cls(
+        media = cls(
             info, {**settings, **given, "placeholder": placeholder}, tokenizer, reader, most, config.max_item_tokens
         )
+        refused = (f"{name}={json.dumps(value)}" for name, value in family.refused.items() if own.get(name) is value)
+        media.refusal = next(refused, None)
+        return media
+
+    def check(self, field: str) -> None:
+        """UnsupportedError, which names the field, where the checkpoint prepares pictures in a way that is not known
+        here."""
+        if self.refusal is not None:
+            what = f"the model's image processor has {self.refusal}, which is not supported; text is served"
+            raise UnsupportedError(f"{field}: {what}", param=field)
 
     @cached_property
     def processor(self) -> Processor:

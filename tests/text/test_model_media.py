@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import CheckpointError, ConfigError
+from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.media.processors.gemma3 import Gemma3Processor
 from tests.media.media_model import PAD, VIDEO, reader, seeing, write_media_model
 
 
@@ -35,3 +36,21 @@ def test_a_model_of_text_takes_none(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
     assert seeing(path, reader()).media is None
+
+
+def test_pictures_of_a_setting_that_is_not_known_are_refused_and_text_is_not(tmp_path: Path) -> None:
+    path = write_media_model(tmp_path / "m")
+    for own, name in (({"do_resize": False}, "do_resize=false"), ({"do_resize": True}, None), ({}, None)):
+        (path / "preprocessor_config.json").write_text(json.dumps(own))
+        media = seeing(path, reader()).media
+        assert media is not None
+        assert media.refusal == name
+        assert media.reserved == (PAD, VIDEO)  # a user's words are kept apart from them all the same
+        if name is not None:
+            with pytest.raises(UnsupportedError, match=f"messages.0: the model's image processor has {name}, which"):
+                media.check("messages.0")
+
+
+def test_gemma_3_does_not_pan_and_scan() -> None:
+    assert Gemma3Processor.refused == {"do_resize": False, "do_pan_and_scan": True}
+    Gemma3Processor.settings_of({"do_pan_and_scan": True}, {})

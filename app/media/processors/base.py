@@ -48,6 +48,8 @@ class Processor(ABC):
     # Settings that are texts of tokens whose ids config.json has: its field, and the id where that is left out.
     tokens: ClassVar[Mapping[str, tuple[str, int]]] = {}
     options: ClassVar[Mapping[str, Kind]] = {}  # settings that a configuration or a request may give
+    # Settings of files under which pictures are not prepared: those of text are served alone.
+    refused: ClassVar[Mapping[str, bool]] = {"do_resize": False}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = dict(settings)
@@ -110,10 +112,17 @@ COMMON: Mapping[str, Kind] = {"resample": whole(0, 5), "do_resize": FLAG, "do_co
 
 
 def checked(own: Mapping[str, Any], kinds: Mapping[str, Kind], what: str = "the image processor") -> None:
-    """CheckpointError where a file's settings are of the wrong kind, or ask for pictures as they come."""
+    """CheckpointError where a file's settings are of the wrong kind."""
     check(own, {**COMMON, **kinds}, what)
-    if own.get("do_resize") is False:
-        raise CheckpointError(f"{what}: do_resize=false is not supported", param="model")
+
+
+def agree(name: str, own: Any, field: str, built: Any) -> None:
+    """CheckpointError where the processor's files say something else than config.json, after which the encoder is
+    built; None: config.json does not say it."""
+    if built is not None and own != built:
+        raise CheckpointError(
+            f"the image processor: {name} is {own}, which contradicts {field}, {built}, in config.json", param="model"
+        )
 
 
 def side_of(size: Any, *names: str) -> int | None:

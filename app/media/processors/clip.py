@@ -15,6 +15,7 @@ from app.media.processors.base import (
     Pixels,
     Processor,
     Size,
+    agree,
     channels_first,
     check_ratio,
     checked,
@@ -22,6 +23,8 @@ from app.media.processors.base import (
     side_of,
 )
 
+# The side of pictures and of patches that encoders have where config.json does not say it.
+_SIDES = {"clip_vision_model": (224, 32), "siglip_vision_model": (224, 16)}
 _MEAN = (0.48145466, 0.4578275, 0.40821073)  # OpenAI's, of CLIP
 
 
@@ -43,15 +46,21 @@ class ClipProcessor(Processor):
         checked(own, {"do_center_crop": FLAG, "do_pad": FLAG, "image_mean": mean, "num_additional_image_tokens": COUNT})
         vision = hf.get("vision_config") or {}
         short = side_of(own.get("size"), "shortest_edge")
-        side = side_of(own.get("size"), "height") or short or int(vision.get("image_size") or 336)
+        kind = str(vision.get("model_type") or "clip_vision_model")
+        built, patch = (
+            int(vision.get(name) or usual)
+            for name, usual in zip(("image_size", "patch_size"), _SIDES.get(kind, (224, 16)), strict=True)
+        )
+        side = side_of(own.get("size"), "height") or short or built
         crop = side_of(own.get("crop_size"), "height", "shortest_edge") if own.get("do_center_crop", True) else None
         if crop is not None and crop > side:
             raise CheckpointError(f"the image processor: crop_size {crop} is more than size {side}", param="model")
         strategy = own.get("vision_feature_select_strategy") or hf.get("vision_feature_select_strategy") or "default"
-        patch = int(vision.get("patch_size") or 14)
         final = crop or side
-        kind = str(vision.get("model_type") or "clip_vision_model")
-        extra = int(own.get("num_additional_image_tokens", int(kind.startswith("clip"))))
+        extra = int(kind.startswith("clip"))
+        agree("num_additional_image_tokens", own.get("num_additional_image_tokens", extra), "vision_config", extra)
+        agree("vision_feature_select_strategy", strategy, "it", hf.get("vision_feature_select_strategy"))
+        agree("the side of pictures", final, "vision_config.image_size", built if vision else None)
         return {
             "short": short,
             "side": final,

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from app.checkpoints.fields.kinds import FLAG
-from app.errors import CheckpointError
 from app.media.processors.base import (
     COUNT,
     Layout,
     Pixels,
     Processor,
     Size,
+    agree,
     channels_first,
     checked,
     resized,
@@ -27,6 +27,7 @@ class Gemma3Processor(Processor):
         "begin": ("boi_token_index", 255_999),
         "end": ("eoi_token_index", 256_000),
     }
+    refused: ClassVar[Mapping[str, bool]] = {**Processor.refused, "do_pan_and_scan": True}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -39,15 +40,16 @@ class Gemma3Processor(Processor):
     def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
         """See Processor."""
         checked(own, {"image_seq_length": COUNT, "do_pan_and_scan": FLAG})
-        if own.get("do_pan_and_scan"):
-            raise CheckpointError("the image processor: do_pan_and_scan is not supported", param="model")
         vision = hf.get("vision_config") or {}
         side = int(vision.get("image_size") or 224)
         size = [side_of(own.get("size"), name) or side for name in ("width", "height")]
+        agree("the size of pictures", size, "vision_config.image_size", [side, side] if vision else None)
+        num_tokens = int(own.get("image_seq_length") or hf.get("mm_tokens_per_image") or 256)
+        agree("image_seq_length", num_tokens, "mm_tokens_per_image", hf.get("mm_tokens_per_image"))
         return {
             "size": size,
-            "patch_size": int(vision.get("patch_size") or 14),
-            "num_tokens": int(own.get("image_seq_length") or hf.get("mm_tokens_per_image") or 256),
+            "patch_size": int(vision.get("patch_size") or 16),
+            "num_tokens": num_tokens,
             "resample": int(own.get("resample", 2)),
         }
 

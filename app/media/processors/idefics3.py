@@ -16,6 +16,7 @@ from app.media.processors.base import (
     Pixels,
     Processor,
     Size,
+    agree,
     checked,
     resized,
     side_of,
@@ -36,15 +37,19 @@ class Idefics3Processor(Processor):
         """See Processor."""
         checked(own, {"do_image_splitting": FLAG, "image_seq_len": COUNT})
         vision = hf.get("vision_config") or {}
-        side = side_of(own.get("max_image_size"), "longest_edge") or int(vision.get("image_size") or 364)
-        patch = int(vision.get("patch_size") or 14)
+        built, patch = int(vision.get("image_size") or 224), int(vision.get("patch_size") or 32)
+        side = side_of(own.get("max_image_size"), "longest_edge") or built
         seen = (side // patch) ** 2 // int(hf.get("scale_factor") or 2) ** 2
+        num_tokens = int(own.get("image_seq_len") or seen)
+        if vision:
+            agree("the side of tiles", side, "vision_config.image_size", built)
+            agree("image_seq_len", num_tokens, "what the encoder makes of a tile", seen)
         return {
             "longest_edge": side_of(own.get("size"), "longest_edge") or 4 * side,
             "side": side,
             "splits": int(own.get("do_image_splitting", True)),
             "patch_size": patch,
-            "num_tokens": int(own.get("image_seq_len") or seen),
+            "num_tokens": num_tokens,
             "resample": int(own.get("resample", 1)),
         }
 

@@ -14,6 +14,7 @@ from app.media.processors.base import (
     Pixels,
     Processor,
     Size,
+    agree,
     checked,
     resized,
     side_of,
@@ -35,13 +36,18 @@ class InternVLProcessor(Processor):
         checked(own, {**kinds, "crop_to_patches": FLAG, "start_image_token": TEXT, "end_image_token": TEXT})
         vision = hf.get("vision_config") or {}
         side, patch = (_first(vision.get(name), default) for name, default in (("image_size", 448), ("patch_size", 14)))
-        seen = (side // patch * float(hf.get("downsample_ratio") or 0.5)) ** 2
+        seen = int((side // patch * float(hf.get("downsample_ratio") or 0.5)) ** 2)
+        own_side = side_of(own.get("size"), "height", "shortest_edge") or side
+        num_tokens = int(own.get("image_seq_length") or seen)
+        if vision:
+            agree("the side of tiles", own_side, "vision_config.image_size", side)
+            agree("image_seq_length", num_tokens, "what the encoder makes of a tile", seen)
         return {
-            "side": side_of(own.get("size"), "height", "shortest_edge") or side,
+            "side": own_side,
             "patch_size": patch,
             "min_patches": int(own.get("min_patches", 1)),
             "max_patches": int(own.get("max_patches", 12)) if own.get("crop_to_patches", True) else 1,
-            "num_tokens": int(own.get("image_seq_length") or seen),
+            "num_tokens": num_tokens,
             "begin": own.get("start_image_token", "<img>"),
             "end": own.get("end_image_token", "</img>"),
             "resample": int(own.get("resample", 3)),

@@ -16,6 +16,7 @@ from app.media.processors.base import Layout, Processor
 from tests.media.pictures import picture
 
 CLIP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+CLIP_EYES = {"vision_config": {"image_size": 56, "patch_size": 14}}
 SQUARE = {"size": {"height": 48, "width": 48}}
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
@@ -64,8 +65,8 @@ def written(layout: Layout) -> str:
 
 def test_tokens_are_those_of_transformers_rules() -> None:
     one = "<image>"
-    assert written(made("clip", CLIP, {"vision_config": {"patch_size": 14}}).layout((9, 9))) == one * 16
-    full = made("clip", CLIP, {"vision_feature_select_strategy": "full"})
+    assert written(made("clip", CLIP, CLIP_EYES).layout((9, 9))) == one * 16
+    full = made("clip", CLIP, {**CLIP_EYES, "vision_feature_select_strategy": "full"})
     assert written(full.layout((9, 9))) == one * 17
     gemma = made("gemma3", SQUARE, {"mm_tokens_per_image": 4})
     begin, end = gemma.around
@@ -88,9 +89,33 @@ def test_tokens_are_those_of_transformers_rules() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="200 times the other"):
         made("clip", CLIP, {}).layout((1, 201))
-    with pytest.raises(CheckpointError, match="do_pan_and_scan"):
-        made("gemma3", {"do_pan_and_scan": True}, {})
     with pytest.raises(CheckpointError, match="crop_size 99 is more than size 56"):
         made("clip", {**CLIP, "crop_size": 99}, {})
-    with pytest.raises(CheckpointError, match="do_resize=false"):
-        made("pixtral", {"do_resize": False}, {})
+
+
+TILE_EYES = {"vision_config": {"image_size": 32, "patch_size": 4}}
+CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("clip", {**CLIP, "num_additional_image_tokens": 0}, CLIP_EYES, "num_additional_image_tokens is 0"),
+    ("clip", CLIP, {"vision_config": {"image_size": 336}}, "the side of pictures is 56, .*image_size, 336"),
+    ("clip", CLIP, {"vision_config": {"patch_size": 14}}, "image_size, 224"),
+    (
+        "clip",
+        {**CLIP, "vision_feature_select_strategy": "full"},
+        {"vision_feature_select_strategy": "default"},
+        "vision_feature_select_strategy is full",
+    ),
+    ("gemma3", SQUARE, {"vision_config": {"image_size": 32}}, r"the size of pictures is \[48, 48\]"),
+    ("gemma3", {**SQUARE, "image_seq_length": 9}, {"mm_tokens_per_image": 4}, "image_seq_length is 9"),
+    ("internvl", {**TILES, "image_seq_length": 9}, TILE_EYES, "image_seq_length is 9, .* 16"),
+    ("internvl", {"size": 16}, TILE_EYES, "the side of tiles is 16"),
+    ("idefics3", {**SMOL, "image_seq_len": 9}, TILE_EYES, "image_seq_len is 9, .* 16"),
+    ("idefics3", {"max_image_size": {"longest_edge": 64}}, TILE_EYES, "the side of tiles is 64"),
+]
+
+
+@pytest.mark.parametrize(("name", "own", "hf", "says"), CONTRADICTIONS)
+def test_files_that_contradict_the_encoder_are_refused(
+    name: str, own: dict[str, Any], hf: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        made(name, own, hf)
