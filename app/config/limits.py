@@ -22,7 +22,8 @@ class RequestLimits(Frozen):
     max_bodies_bytes: int = Field(
         1 << 30,
         ge=1,
-        description="Memory for the bodies of all requests in flight in an ingress replica; half of it for one tenant.",
+        description="Memory for the bodies, pictures and their pixels of all requests in flight in an ingress replica; "
+        "half of it for one tenant. What finds no room gets a 429.",
     )
     max_n: int = Field(128, ge=1, description="Most choices of one request (`n`).")
     max_choices: int = Field(1024, ge=1, description="Most choices of all prompts of one request together.")

@@ -16,6 +16,12 @@ class MediaConfig(Frozen):
     )
     max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
     max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
+    max_prompt_bytes: int = Field(
+        96 << 20,
+        ge=1,
+        description="Most bytes of the pixels of one prompt. They go to an engine in one message, so it is less than "
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH.",
+    )
     max_sound_s: float = Field(
         7200.0,
         gt=0,
@@ -39,6 +45,12 @@ class MediaConfig(Frozen):
     )
     cache_bytes: int = Field(
         64 << 20, ge=0, description="Memory for pictures that were decoded, which a request that shows one again finds."
+    )
+    engine_bytes: int = Field(
+        4 << 30,
+        ge=1,
+        description="Memory for pixels of the requests that wait or run in one engine, from all ingress replicas; what "
+        "finds no room there gets a 429.",
     )
     allowed_media_domains: tuple[str, ...] = Field(
         (),

@@ -48,19 +48,19 @@ class Fetcher:
         self._ports = ports or PORTS
         self._is_public = is_public or is_public_address
 
-    async def fetch(self, url: str) -> bytes:
-        """The bytes at `url`. InvalidRequestError says why there are none, and tells no address; the message goes on
-        behind the name of the field."""
+    async def fetch(self, url: str, hold: Callable[[int], None] = lambda _: None) -> bytes:
+        """The bytes at `url`; `hold` is told how many more have come, and may refuse them. InvalidRequestError says why
+        there are none, and tells no address; the message goes on behind the name of the field."""
         self._check(url)  # before anything is opened
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s):
-                return await self._follow(url)
+                return await self._follow(url, hold)
         except TimeoutError:
             raise InvalidRequestError(f"was not fetched within {self._config.fetch_timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise InvalidRequestError(f"was not fetched: {_reason(error)}") from None
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str, hold: Callable[[int], None]) -> bytes:
         connector = aiohttp.TCPConnector(resolver=_Checked(self._look_up, self._is_public), force_close=True, limit=1)
         async with aiohttp.ClientSession(
             connector=connector, trust_env=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
@@ -68,12 +68,12 @@ class Fetcher:
             for _ in range(self._config.max_redirects + 1):
                 async with session.get(url, allow_redirects=False, headers=_HEADERS) as response:
                     if response.status not in _REDIRECTS:
-                        return await self._body(response)
+                        return await self._body(response, hold)
                     url = urljoin(url, response.headers.get("Location", ""))
                 self._check(url)
         raise InvalidRequestError(f"was not fetched: more than {self._config.max_redirects} redirects")
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, hold: Callable[[int], None]) -> bytes:
         if response.status != 200:
             raise InvalidRequestError(f"was not fetched: the server answered with status {response.status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -85,6 +85,7 @@ class Fetcher:
             body += piece
             if len(body) > most:
                 raise InvalidRequestError(f"has more than the {most} bytes that a picture may have")
+            hold(len(piece))
         return bytes(body)
 
     def _check(self, url: str) -> None:

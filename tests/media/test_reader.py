@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -78,6 +79,20 @@ def test_a_picture_that_is_too_much_costs_a_process() -> None:
         assert small.read(file_of(picture(seed=3)), "qwen_vl", PROCESSOR)
     finally:
         small.close()
+
+
+def test_processes_are_few() -> None:
+    """However many ask at once."""
+    others = set(psutil.Process().children())
+    own = MediaReader(MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=2, cache_bytes=0), b"k")
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            files = [file_of(picture(seed=seed)) for seed in range(12)]
+            found = list(pool.map(lambda file: own.read(file, "qwen_vl", PROCESSOR), files))
+        assert len({one.digest for one in found}) == 12
+        assert 1 <= len(set(psutil.Process().children()) - others) <= 2
+    finally:
+        own.close()
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Memory that is held for clients: counted from the byte that came to the moment that nobody holds it any more.
 
-A body counts while its request is under way. What goes on after the client has left, such as a run under an
-`Idempotency-Key`, keeps the count for as long as it lasts.
+A body, and what its pictures became, counts while its request is under way. What goes on after the client has left,
+such as a run under an `Idempotency-Key`, keeps the count for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from app.errors import OverloadedError
+from app.errors import InvalidRequestError, OverloadedError
 
 SMALL_BYTES = 1 << 16  # what is no larger always finds room
 _HOLDING = "holding"  # in a request's state
@@ -41,9 +41,14 @@ class HeldBytes:
         """Bytes of all tenants."""
         return self._held.total()
 
+    @property
+    def most_of_tenant(self) -> int:
+        """Most bytes of one tenant."""
+        return self._most // 2
+
     def has_room(self, tenant: str) -> bool:
         """True if what is held is within the bounds."""
-        return self.total <= self._most and self._held[tenant] <= self._most // 2
+        return self.total <= self._most and self._held[tenant] <= self.most_of_tenant
 
 
 class Holding:
@@ -62,8 +67,23 @@ class Holding:
         if self._num_bytes > SMALL_BYTES and not self._held.has_room(self._tenant):
             raise OverloadedError(f"the bodies of requests in flight have {self._held.total} bytes together; try later")
 
+    def add_picture(self, num_bytes: int) -> None:
+        """Count what a picture became; errors as those of `add`, and InvalidRequestError where the request could never
+        have room. The messages go on behind the name of the field."""
+        if self._num_bytes + num_bytes > self._held.most_of_tenant:
+            what = f"{self._num_bytes + num_bytes} bytes with all before it; at most {self._held.most_of_tenant}"
+            raise InvalidRequestError(f"makes the request take {what} are held: send fewer or smaller ones")
+        if not self.grow(num_bytes):
+            what = f"requests in flight hold {self._held.total} bytes, which leaves it no room"
+            raise OverloadedError(f"was not read: {what}; try later")
+
+    def give_back(self, num_bytes: int) -> None:
+        """No longer count so many bytes."""
+        self._num_bytes -= num_bytes
+        self._held.add(self._tenant, -num_bytes)
+
     def grow(self, num_bytes: int) -> bool:
-        """Count bytes of an answer; False, and nothing is counted, where there is no room."""
+        """Count further bytes; False, and nothing is counted, where there is no room."""
         self._held.add(self._tenant, num_bytes)
         if self._held.has_room(self._tenant):
             self._num_bytes += num_bytes
@@ -85,4 +105,9 @@ class Holding:
 def holding_of(scope: Scope) -> Holding:
     """Returns what the request of `scope` holds; one that is counted nowhere where no server counts."""
     found: Holding | None = scope.get("state", {}).get(_HOLDING)
-    return Holding(HeldBytes(1 << 62), "") if found is None else found
+    return uncounted() if found is None else found
+
+
+def uncounted() -> Holding:
+    """Makes what nobody else counts."""
+    return Holding(HeldBytes(1 << 62), "")

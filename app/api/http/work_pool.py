@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from app.api.http.errors import ClientDisconnected
+from app.api.http.held_bytes import Holding, holding_of, uncounted
 from app.errors import OverloadedError
 from app.turns import TenantTurns
 
@@ -165,15 +166,22 @@ class RequestWork:
     """A pool as one request uses it: under its tenant's name, and only while its client is there.
 
     `processes` is a second pool, for calls that hold their thread for seconds, waiting for a process of their own.
+    `holding` counts the memory that the request takes.
     """
 
     def __init__(
-        self, pool: WorkPool, tenant: str = "", receive: Receive | None = None, processes: WorkPool | None = None
+        self,
+        pool: WorkPool,
+        tenant: str = "",
+        receive: Receive | None = None,
+        processes: WorkPool | None = None,
+        holding: Holding | None = None,
     ) -> None:
         self._pool = pool
         self._processes = processes or pool
         self._tenant = tenant
         self._receive = receive
+        self.holding = holding or uncounted()
 
     @property
     def tenant(self) -> str:
@@ -246,8 +254,8 @@ def size_of(value: Any, enough: int = ENOUGH_CHARS) -> int:
 
 def work_of(request: Request) -> RequestWork:
     """The application's pool for the work of `request`, whose body has been read."""
-    state = request.app.state
-    return RequestWork(state.work_pool, getattr(request.state, "tenant", ""), request.receive, state.process_pool)
+    state, tenant = request.app.state, getattr(request.state, "tenant", "")
+    return RequestWork(state.work_pool, tenant, request.receive, state.process_pool, holding_of(request.scope))
 
 
 def unwatched_work_of(request: Request) -> RequestWork:

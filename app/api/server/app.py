@@ -82,7 +82,11 @@ def _own_routes(app: FastAPI, *, is_detached: bool = False) -> Post:
 
     async def post(path: str, payload: bytes, tenant: str) -> Answer:
         scope = {"app": app, "state": {"tenant": tenant, DETACHED: is_detached}}
-        return await post_in_process(routes, path, payload, scope)
+        holding = app.state.held.begin(scope, tenant)  # of its pictures: whoever posts counts the body
+        try:
+            return await post_in_process(routes, path, payload, scope)
+        finally:
+            holding.release()
 
     return post
 

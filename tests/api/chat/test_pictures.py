@@ -24,6 +24,7 @@ DATA = base64.b64encode(file_of(picture(56, 84))).decode()
 URL = f"data:image/png;base64,{DATA}"
 BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 TEXT = {"type": "text", "text": "What is it?"}
+LARGE = base64.b64encode(file_of(picture(560, 560), "JPEG")).decode()
 PICTURE_TOKENS = 6
 
 
@@ -32,7 +33,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedClient]
     folder = tmp_path_factory.mktemp("pictures")
     own = reader(allowed_media_domains=("images.example",))
     sees = seeing(write_media_model(folder / "m", 512), own, limit_mm_per_prompt={"image": 3})
-    client = ScriptedClient(sees, served(write_model(folder / "text"), "text"))
+    fine = seeing(write_media_model(folder / "fine"), own, "fine", mm_processor_kwargs={"max_pixels": 784 * 400})
+    client = ScriptedClient(sees, fine, served(write_model(folder / "text"), "text"))
     client.script = lambda request: [40, 41]
     yield client
     own.close()
@@ -118,12 +120,17 @@ def test_results_of_calls_show_pictures(client: ScriptedClient, http: httpx.Clie
 
 
 def test_detail_is_part_of_a_picture_s_identity(client: ScriptedClient, http: httpx.Client) -> None:
-    found = []
-    for detail in ("auto", "low"):
-        part = {"type": "image_url", "image_url": {"url": URL, "detail": detail}}
-        http.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": [part]}]})
-        found.append(shown(client)[1].items[0])
-    assert found[0].digest != found[1].digest or found[0].grid == found[1].grid
+    """Where the grids are equal, too: whoever asked for less detail never gets what was prepared otherwise."""
+    for file, grids in ((DATA, 1), (LARGE, 2)):
+        found = []
+        for detail in ("auto", "low", "high"):
+            part = {"type": "image_url", "image_url": {"url": f"data:;base64,{file}", "detail": detail}}
+            messages = [{"role": "user", "content": [part]}]
+            answer = http.post("/v1/chat/completions", json={"model": "fine", "messages": messages})
+            assert answer.status_code == 200, answer.text
+            found.append(shown(client)[1].items[0])
+        assert found[0].digest == found[2].digest != found[1].digest
+        assert len({item.grid for item in found}) == grids
 
 
 SMALL = base64.b64encode(b"GIF89a\1").decode()

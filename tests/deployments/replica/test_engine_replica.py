@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import threading
@@ -26,7 +27,9 @@ from app.deployments.channel.wire import ControlMessage, SecludedError, decode_f
 from app.deployments.replica import ending, engine_replica, grammar_queue
 from app.deployments.replica.engine_replica import EngineReplica
 from app.deployments.replica.intake import LONG_PROMPT_TOKENS
+from app.deployments.replica.media_room import MediaRoom
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
+from app.records.media import MediaAsk, MediaItem
 from app.records.request import EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from app.structured.structured_outputs import StructuredOutputs
@@ -419,3 +422,21 @@ def test_all_that_is_read_of_a_hubs_model_is_of_its_revision(monkeypatch: pytest
     for read in (engine_replica._revision, engine_replica._canary_work, engine_replica._max_model_len):
         read(config)
     assert asked == [("org/model", "v1", "/models")] * 3
+
+
+def test_pixels_without_room_are_refused_before_the_engine(play: Any) -> None:
+    """The client may come back; the stream is not left open."""
+    item = MediaItem("image", b"d" * 16, 0, 1, (1, 1, 1), (60,), bytes(60))
+    shows = dataclasses.replace(request(), asks=(MediaAsk((item,)),))
+
+    async def scene(replica: Replica) -> None:
+        replica._intake._media = MediaRoom(100, replica._hub.has)
+        frames = await replica.channel("c", "i")
+        assert await replica.submit_one("c", "1", shows) is None
+        other = dataclasses.replace(shows, asks=(MediaAsk((dataclasses.replace(item, pixels=bytes([1] * 60)),)),))
+        assert isinstance(await replica.submit_one("c", "2", other), OverloadedError)
+        assert len(replica.engine.added) == 1
+        assert not any("/2" in name for name in replica._hub._streams)
+        await frames.aclose()
+
+    play(scene)

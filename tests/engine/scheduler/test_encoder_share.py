@@ -136,7 +136,8 @@ def test_every_chunk_touches_what_a_decoder_attends_to() -> None:
     read = EncoderInput("audio", b"c" * 16, 10, (2, 20), b"")
     spec = EngineRequest("first", [], SamplingParams(), asks=(read,))
     first = Request(spec, [0] * 40, 40, 41, (), frozenset(), b"")
-    other = Request(replace(spec, request_id="other", asks=(replace(read, digest=b"d" * 16),)), [0] * 40, 40, 41, (), frozenset(), b"")
+    read = replace(read, digest=b"d" * 16)
+    other = Request(replace(spec, request_id="other", asks=(read,)), [0] * 40, 40, 41, (), frozenset(), b"")
     share = EncoderShare(EncoderRules(15, 20))
     share.begin_plan()
     assert share.cut(first, 0, 5) == 5

@@ -1,0 +1,53 @@
+"""Pixels in one engine: counted while their requests are here, once for all choices of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.deployments.replica.media_room import MediaRoom
+from app.errors import InvalidRequestError, OverloadedError
+from app.records.media import MediaAsk, MediaItem
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
+
+
+def request(name: str, num_bytes: int) -> EngineRequest:
+    item = MediaItem("image", b"d" * 16, 0, 1, (1, 1, 1), (num_bytes,), bytes(num_bytes))
+    return EngineRequest(name, [1], SamplingParams(), asks=(MediaAsk((item,)),))
+
+
+def test_pixels_count_until_their_request_is_gone() -> None:
+    here = {"a", "b", "c", "d"}
+    room = MediaRoom(100, here.__contains__)
+    room.take(EngineRequest("text", [1], SamplingParams()))
+    room.take(request("a", 60))
+    with pytest.raises(OverloadedError, match="pictures of 110 bytes would be in this engine, which holds 100"):
+        room.take(request("b", 50))
+    room.take(request("c", 40))
+    here.remove("a")
+    room.take(request("d", 60))
+    with pytest.raises(OverloadedError):
+        room.take(request("b", 1))
+
+
+def test_choices_share_their_pixels() -> None:
+    names = [f"r-{i}" for i in range(9)]
+    room, first = MediaRoom(100, names.__contains__), request("r-0", 60)
+    for name in names:
+        room.take(replace(first, request_id=name))
+
+
+def test_what_never_fits_is_no_matter_of_time() -> None:
+    room = MediaRoom(100, lambda _: True)
+    with pytest.raises(InvalidRequestError, match="the pictures have 101 bytes of pixels; an engine holds 100"):
+        room.take(request("a", 101))
+    room.take(request("b", 100))
+
+
+def test_requests_that_are_over_are_forgotten_by_themselves() -> None:
+    room = MediaRoom(1 << 40, lambda _: False)
+    for i in range(10_000):
+        room.take(request(str(i), 1))
+    assert len(room._sizes) <= 4097
