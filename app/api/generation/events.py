@@ -119,7 +119,7 @@ class EventStream:
         finally:
             self._num_open -= 1
             self._wake.set()
-            await _close(outputs)
+            await close_outputs(outputs)
 
     def _new_route(self, choice: Choice) -> RouteInfo:
         return RouteInfo(place=self._places[choice.prompt_index])
@@ -155,7 +155,7 @@ class EventStream:
         self._wake.set()
 
 
-async def _close(outputs: AsyncIterator[EngineOutput]) -> None:
+async def close_outputs(outputs: AsyncIterator[EngineOutput]) -> None:
     """Close an engine iterator: that aborts a request which still runs."""
     close = getattr(outputs, "aclose", None)
     if close is not None:

@@ -11,7 +11,6 @@ from app.parsers.answer import load_reasoning_parser
 from app.parsers.thinking import FIELD as BUDGET
 from app.parsers.thinking import thinking_budget
 from app.records.bad_words import BadWords
-from app.records.media import MediaAsk
 from app.records.pooling_params import PoolingParams
 from app.records.request import ANYWHERE, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
@@ -65,9 +64,9 @@ class RequestBuilder:
             return bad_words_token_ids(params.bad_words, self._model.tokenizer)
 
     def choices(
-        self, request_id: str, prompt_token_ids: list[int], media: tuple[MediaAsk, ...] = ()
+        self, request_id: str, prompt_token_ids: list[int], media: tuple[object, ...] = ()
     ) -> list[EngineRequest]:
-        """`n` requests for one prompt, with one seed. `media`: what it shows."""
+        """`n` requests for one prompt, with one seed. `media`: records of what it shows or lets hear."""
         with in_words_of(self._names):
             asked = EngineRequest(
                 f"{request_id}-0",

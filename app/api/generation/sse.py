@@ -1,4 +1,4 @@
-"""Server-sent events: the response that writes an EventStream as it comes.
+"""Server-sent events: the response that writes Events as they come.
 
 Whatever is ready leaves in one write, one event per engine output; the first is never held back. Until it has come no
 status is sent, so that a request the engine refuses still gets its own status. A stream that breaks later ends in an
@@ -14,11 +14,14 @@ import json
 import time
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring as json_string
+from types import TracebackType
+from typing import Protocol, Self
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.generation.events import Event, EventStream
+from app.api.engine_client import RouteInfo
+from app.api.generation.events import Event
 from app.api.http.errors import ClientDisconnected, as_manta_error, error_body, error_response
 from app.api.http.json_response import utf8
 from app.api.http.request_log import BROKEN
@@ -28,6 +31,26 @@ __all__ = ["DONE", "EventFormat", "EventStreamResponse", "json_string"]
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE_S = 15.0
+
+
+class Events(Protocol):
+    """What a response writes: an EventStream, or who joins several. Use as `async with`; leaving it ends what runs."""
+
+    route: RouteInfo
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """End."""
+        ...
+
+    async def next_batch(self) -> list[Event]:
+        """Every event that is ready, at least one; [] at the end. Raises what broke the stream, ClientDisconnected."""
+        ...
 
 
 class EventFormat(ABC):
@@ -59,11 +82,11 @@ class EventFormat(ABC):
 
 
 class EventStreamResponse(Response):
-    """Runs an EventStream and writes it in the words of `form`."""
+    """Runs Events and writes it in the words of `form`."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: EventStream, form: EventFormat) -> None:
+    def __init__(self, stream: Events, form: EventFormat) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._stream = stream

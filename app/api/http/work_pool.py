@@ -260,4 +260,5 @@ def work_of(request: Request) -> RequestWork:
 
 def unwatched_work_of(request: Request) -> RequestWork:
     """The same where somebody else looks whether the client is there."""
-    return RequestWork(request.app.state.work_pool, getattr(request.state, "tenant", ""))
+    state = request.app.state
+    return RequestWork(state.work_pool, getattr(request.state, "tenant", ""), None, state.process_pool)
