@@ -15,6 +15,7 @@ ENDPOINTS: Registry[Endpoint] = Registry(
         "responses": "app.api.openai.responses:ENDPOINT",
         "chat_batch": "app.api.openai.chat_batch:ENDPOINT",
         "batches": "app.api.batches.endpoint:ENDPOINT",
+        "audio": "app.api.openai.audio.endpoint:ENDPOINT",
         "messages": "app.api.anthropic.messages:ENDPOINT",
         "embeddings": "app.api.pooling.embeddings:ENDPOINT",
         "cohere": "app.api.pooling.cohere:ENDPOINT",

@@ -15,6 +15,7 @@ class RequestLimits(Frozen):
 
     max_body_bytes: int = Field(32 << 20, ge=1, description="Largest HTTP body, but for a file's.")
     max_file_bytes: int = Field(128 << 20, ge=1, description="Largest file that may be uploaded.")
+    max_sound_bytes: int = Field(25 << 20, ge=1, description="Largest file of one sound.")
     max_body_s: float = Field(120.0, gt=0, description="Longest that an HTTP body may take to arrive, in seconds.")
     max_body_gap_s: float = Field(
         20.0, gt=0, description="Longest silence of a client that has not sent all of its body yet, in seconds."

@@ -14,6 +14,7 @@ from app.records.request_bounds import RequestBounds
 from app.text.chat_template import ChatTemplate
 from app.text.message_marks import message_marks
 from app.text.model_media import ModelMedia
+from app.text.model_speech import ModelSpeech
 from app.text.pair_template import PairTemplate
 from app.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ class ServedModel:
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
     media: ModelMedia | None = None  # how its pictures are read; None: it takes text only
+    speech: ModelSpeech | None = None  # how it hears what it transcribes; None: it does not
     adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
     parent: str | None = None  # the name of the model that the adapter is for
     root: str = ""  # the directory of the adapter

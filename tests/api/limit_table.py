@@ -53,9 +53,16 @@ FIELDS_OF = {BATCH: "/v1/chat/completions"}
 UNLIKE = {
     "POST /v1/files": "multipart, to disk: tests/api/batches/test_endpoint.py::test_what_is_no_file",
     "POST /v1/uploads/x/parts": "multipart, to disk: tests/api/batches/test_upload_store.py::test_refusals_of_a_part",
+    "POST /v1/audio/transcriptions": "tests/api/openai/audio/test_endpoint.py::test_a_larger_file_is_refused",
+    "POST /v1/audio/translations": "the same",
     "POST /invocations": "each body goes to its own route: see doors()",
 }
-FORMS = ("/v1/files", "/v1/uploads/x/parts")  # of those, what is multipart
+FORMS = (
+    "/v1/files",
+    "/v1/uploads/x/parts",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)  # of those, what is multipart
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,7 @@ EVERYWHERE = {
 }
 ELSEWHERE = {
     "max_file_bytes": "one route takes files: tests/api/batches/test_endpoint.py::test_what_is_no_file",
+    "max_sound_bytes": "of forms: tests/api/openai/audio/test_endpoint.py::test_a_larger_file_is_refused",
     "unknown_fields": "tests/api/http/test_field_rule.py::test_the_option_holds_for_all_routes",
     "max_waiting_requests": "before any route: tests/deployments/ingress/test_readiness.py::test_room_for_requests",
 }

@@ -244,7 +244,7 @@ def test_bytes_of_bodies(make_app: Any, path: str) -> None:
             yield b" " * (1 << 16)
 
     kind = {"content-type": "multipart/form-data; boundary=x"} if path in FORMS else {}
-    app = make_app(max_body_bytes=1 << 17, max_file_bytes=1)
+    app = make_app(max_body_bytes=1 << 17, max_file_bytes=1, max_sound_bytes=1)
     declared = send(app, "POST", path, {**kind, "content-length": str(100 << 20)}, content=b"{}")
     counted = send(app, "POST", path, kind, content=chunks())
     assert [declared.status_code, counted.status_code] == [413, 413]

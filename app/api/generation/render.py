@@ -61,7 +61,12 @@ def find_model(client: Serving[ModelT], name: str | None) -> ModelT:
 
 
 def must_generate(model: ServedModel) -> None:
-    """UnsupportedError when `model` gives embeddings or scores, and no text."""
+    """UnsupportedError when `model` gives embeddings or scores, and no text, or text of sounds alone."""
+    if model.speech is not None:
+        raise UnsupportedError(
+            f"the model {model.name!r} writes down sounds, and nothing else; see /v1/audio/transcriptions",
+            param="model",
+        )
     if model.pooling is not None:
         raise UnsupportedError(
             f"the model {model.name!r} gives embeddings or scores and generates no text; see /v1/embeddings, /score, "

@@ -27,6 +27,7 @@ from app.records.pooling_info import pooling_info
 from app.registry import Registry
 from app.text.chat_template import ChatTemplate
 from app.text.model_media import ModelMedia
+from app.text.model_speech import ModelSpeech
 from app.text.served_model import ServedModel
 from app.text.template_sandbox import takes_too_much
 from app.text.tokenizer import Tokenizer
@@ -73,7 +74,7 @@ def _import_plugins(named: Iterable[tuple[Registry[Any], str | None]]) -> None:
 
 def load_served_model(config: ModelConfig, reader: MediaReader | None = None) -> ServedModel:
     """Read a model's tokenizer and template; takes up to a second. Errors are those of `check_served_model`. Without a
-    `reader` it takes no pictures."""
+    `reader` it takes no pictures and no sounds."""
     info = check_served_model(config)
     directory = tokenizer_directory(config.engine, info)
     tokenizer = Tokenizer.from_directory(directory)
@@ -93,4 +94,5 @@ def load_served_model(config: ModelConfig, reader: MediaReader | None = None) ->
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         media=None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine),
+        speech=None if reader is None else ModelSpeech.of(info, reader.sounds),
     )

@@ -1,0 +1,158 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.endpoint import Api, Endpoint
+from app.api.engine_client import EngineClient
+from app.api.generation.render import find_model
+from app.api.generation.sse import EventStreamResponse
+from app.api.http.form import FORM_BYTES, fields_of, form_description, read_form, uploaded
+from app.api.http.held_bytes import holding_of
+from app.api.http.json_response import json_response
+from app.api.http.origin import check_origin
+from app.api.http.work_pool import unwatched_work_of, work_of
+from app.api.openai.audio.attempts import TEMPERATURES, Ask
+from app.api.openai.audio.events import TranscriptEvents
+from app.api.openai.audio.forms import (
+    FILE,
+    MAX_FIELDS,
+    MAX_PROMPT_CHARS,
+    SoundForm,
+    TranscriptionForm,
+    TranslationForm,
+)
+from app.api.openai.audio.listening import Listening
+from app.api.openai.audio.transcript import Transcript
+from app.config.limits import RequestLimits
+from app.errors import UnsupportedError
+from app.media.audio.sound import Sound
+from app.media.reader import in_field
+from app.text.model_speech import ModelSpeech
+from app.text.served_model import ServedModel
+
+FormT = TypeVar("FormT", bound=SoundForm)
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+PLAIN_TEXT = "text/plain; charset=utf-8"
+
+
+def audio_routes(api: Api) -> APIRouter:
+    """The endpoints of sound."""
+    router = APIRouter(tags=["openai"])
+
+    @router.post(TRANSCRIPTIONS, openapi_extra=form_description(TranscriptionForm, FILE))
+    async def create_transcription(request: Request) -> Response:
+        """Write down what is said in a sound, in its own language; `stream` makes it server-sent events."""
+        form, data = await _read(request, api, TranscriptionForm)
+        model, speech = _model(api.client, form)
+        language = speech.language(form.language)
+        sound = await _decoded(request, speech, data)
+        ask = _ask(request, form, model, speech, "transcribe")
+        listening = _listening(request, api.client, ask, sound, language, is_live=form.stream)
+        if form.stream:
+            return EventStreamResponse(listening, TranscriptEvents(listening, sound.seconds, bool(form.include)))
+        return await _whole(listening, form, sound.seconds, with_logprobs=bool(form.include))
+
+    @router.post(TRANSLATIONS, openapi_extra=form_description(TranslationForm, FILE))
+    async def create_translation(request: Request) -> Response:
+        """Write down in English what is said in a sound."""
+        form, data = await _read(request, api, TranslationForm)
+        model, speech = _model(api.client, form)
+        speech.check_task("translate")
+        sound = await _decoded(request, speech, data)
+        ask = _ask(request, form, model, speech, "translate")
+        return await _whole(_listening(request, api.client, ask, sound), form, sound.seconds)
+
+    return router
+
+
+async def _read(request: Request, api: Api, form_type: type[FormT]) -> tuple[FormT, bytes]:
+    """The fields and the file of a form. The file is in memory, and counts from before it comes."""
+    check_origin(request, api.ingress.cors_origins)
+    most, length = api.limits.max_sound_bytes, request.headers.get("content-length", "")
+    holding_of(request.scope).add(int(length[:20]) if length.isdigit() else most)
+    async with read_form(request, MAX_FIELDS, 4 * MAX_PROMPT_CHARS) as form:
+        fields = fields_of(request, form, form_type, FILE)
+        return fields, await uploaded(form, FILE, most).read()
+
+
+def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, ModelSpeech]:
+    model = find_model(client, form.model)
+    if model.speech is None:
+        raise UnsupportedError(f"the model {model.name!r} does not transcribe", param="model")
+    return model, model.speech
+
+
+async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> Sound:
+    """The sound in a file; its samples count as held, too."""
+    with in_field(FILE):
+        sound = await work_of(request).run_process(speech.reader.decode, data, speech.settings.rate)
+    holding_of(request.scope).add(sound.samples.nbytes)
+    return sound
+
+
+def _ask(request: Request, form: SoundForm, model: ServedModel, speech: ModelSpeech, task: str) -> Ask:
+    info, seed = speech.info, form.seed
+    previous: list[int] = []
+    if form.prompt and form.prompt.strip():
+        if info.previous is None:
+            raise UnsupportedError(f"the model {model.name!r} takes no text before a sound", param="prompt")
+        tokens = model.tokenizer.encode(f" {form.prompt.strip()}", add_special_tokens=False)
+        previous = [token for token in tokens if speech.is_text(token, model.tokenizer)]  # whatever it spells
+    return Ask(
+        model,
+        speech,
+        task,
+        form.placement(request, is_stream=isinstance(form, TranscriptionForm) and form.stream),
+        f"transcript-{uuid.uuid4().hex}",
+        tuple(previous),
+        form.is_timed,
+        TEMPERATURES if form.temperature == 0 else (form.temperature,),
+        getattr(request.state, "seed", None) if seed is None else seed,
+        form.response_format == "verbose_json",
+    )
+
+
+def _listening(
+    request: Request,
+    client: EngineClient,
+    ask: Ask,
+    sound: Sound,
+    language: str | None = None,
+    *,
+    is_live: bool = False,
+) -> Listening:
+    pieces = list(sound.pieces(ask.speech.settings.seconds))
+    return Listening(client, unwatched_work_of(request), request.receive, ask, pieces, language, FILE, is_live)
+
+
+async def _whole(listening: Listening, form: SoundForm, seconds: float, *, with_logprobs: bool = False) -> Response:
+    async with listening:
+        while await listening.next_batch():
+            pass
+    transcript = Transcript(listening.ask, listening.heard, listening.language, seconds)
+    replica = listening.route.replica_id
+    headers = {"X-Manta-Replica": replica} if replica else {}
+    if form.response_format == "json":
+        return json_response(transcript.json(with_logprobs), headers)
+    if form.response_format == "verbose_json":
+        return json_response(transcript.verbose_json(), headers)
+    return Response(transcript.plain(form.response_format), headers=headers, media_type=PLAIN_TEXT)
+
+
+def _bounds(limits: RequestLimits) -> dict[str, int]:
+    """Returns how large the bodies of both routes may be."""
+    return dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), limits.max_sound_bytes + FORM_BYTES)
+
+
+ENDPOINT = Endpoint(
+    audio_routes,
+    (TranscriptionForm, TranslationForm),
+    generating=(TRANSCRIPTIONS, TRANSLATIONS),
+    uploads=_bounds,
+)

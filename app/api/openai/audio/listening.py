@@ -1,0 +1,172 @@
+"""All pieces of a sound side by side: their texts as one stream of events, and what became of each at the end.
+
+Events come in the order of the pieces, each piece's as soon as those before it have ended. Leaving the stream early
+ends what still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive
+
+from app.api.engine_client import EngineClient, RouteInfo
+from app.api.generation.events import Event
+from app.api.http.errors import ClientDisconnected
+from app.api.http.work_pool import RequestWork
+from app.api.openai.audio.attempts import Ask, Attempt, Detected, PieceRequests
+from app.media.audio.sound import Piece
+from app.media.reader import in_field
+from app.records.outputs import CompletionOutput
+
+MAX_RUNNING = 32  # pieces of one request: their features are in memory
+
+
+@dataclass(slots=True)
+class Heard:
+    """One piece and what it became; `attempt` is the last one."""
+
+    piece: Piece
+    attempt: Attempt
+
+    @property
+    def is_silence(self) -> bool:
+        """True if nobody speaks in it."""
+        return self.attempt.is_silence
+
+
+class Listening:
+    """Use as `async with`; `field` is where the sound came in. Where `is_live`, each token is an event as it comes, and
+    nothing is asked again: what was said cannot be taken back."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        work: RequestWork,
+        receive: Receive,
+        ask: Ask,
+        pieces: Sequence[Piece],
+        language: str | None,
+        field: str,
+        is_live: bool,
+    ) -> None:
+        self.ask = ask
+        self.language = language  # a code; found out from the first piece where it is not given
+        self.heard: list[Heard] = []  # once the stream has ended: all pieces in order
+        self.route = RouteInfo()
+        self._client = client
+        self._work = work
+        self._receive = receive
+        self._pieces = pieces
+        self._field = field
+        self._is_live = is_live
+        self._turns = asyncio.Semaphore(max(1, min(MAX_RUNNING, ask.model.max_running)))
+        self._events: list[list[Event]] = [[] for _ in pieces]
+        self._current = 0  # the piece whose events go out
+        self._done: dict[int, Heard] = {}
+        self._error: Exception | None = None
+        self._has_ended = False
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._watch_client())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next_batch(self) -> list[Event]:
+        """Every event that is ready, at least one; [] once all pieces have ended. Raises what a piece raised, and
+        ClientDisconnected."""
+        while True:
+            if batch := self._ready():
+                return batch
+            if self._error is not None:
+                raise self._error
+            if self._has_ended:
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _ready(self) -> list[Event]:
+        batch: list[Event] = []
+        while self._current < len(self._pieces):
+            batch += self._events[self._current]
+            self._events[self._current] = []
+            if self._current not in self._done:
+                break
+            self._current += 1
+        return batch
+
+    async def _run(self) -> None:
+        try:
+            first = await self._begin()
+            async with asyncio.TaskGroup() as group:
+                for index, piece in enumerate(self._pieces):
+                    group.create_task(self._hear(index, piece, first if index == 0 else None))
+        except* Exception as errors:
+            self._error = _first_of(errors)
+        self.heard = [self._done[index] for index in range(len(self._pieces))] if self._error is None else []
+        self._has_ended = True
+        self._wake.set()
+
+    async def _begin(self) -> tuple[PieceRequests, Detected] | None:
+        """The first piece, from which the language is found out where it is not given."""
+        if self.language is not None or not self.ask.speech.info.languages:
+            return None
+        requests = await self._requests(0, self._pieces[0])
+        detected = await requests.detect()
+        self.language = detected.language
+        return requests, detected
+
+    async def _requests(self, index: int, piece: Piece) -> PieceRequests:
+        with in_field(self._field):
+            heard = await self._work.run_process(self.ask.speech.heard, piece, self._work.tenant)
+        return PieceRequests(self._client, self.ask, index, heard)
+
+    async def _hear(self, index: int, piece: Piece, first: tuple[PieceRequests, Detected] | None) -> None:
+        async with self._turns:
+            requests = await self._requests(index, piece) if first is None else first[0]
+            no_speech = None if first is None else first[1].no_speech
+            temperatures = self.ask.temperatures[:1] if self._is_live else self.ask.temperatures
+            for temperature in temperatures:
+                attempt = await self._attempt(requests, temperature)
+                if no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful) and not self._is_live:
+                    no_speech = (await requests.detect()).no_speech
+                attempt = replace(attempt, no_speech=no_speech)
+                if not attempt.should_be_repeated:
+                    break
+        self._done[index] = Heard(piece, attempt)
+        self._wake.set()
+
+    async def _attempt(self, requests: PieceRequests, temperature: float) -> Attempt:
+        choice = requests.choice(self.language, temperature)
+        output = CompletionOutput(0)
+        async for delta in requests.deltas(choice):
+            delta.add_to(output)
+            if self._is_live:
+                self._events[requests.index].append((choice, delta))
+                self._wake.set()
+        if not self.route.replica_id:
+            self.route.replica_id = requests.place.replica_id
+        return Attempt(output, temperature, len(choice.request.prompt_token_ids))
+
+    async def _watch_client(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._error = self._error or ClientDisconnected()
+        self._wake.set()
+
+
+def _first_of(errors: BaseExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

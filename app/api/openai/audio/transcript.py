@@ -1,0 +1,126 @@
+"""What was heard in a sound, in the forms that OpenAI's clients ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.openai.audio.attempts import Ask
+from app.api.openai.audio.listening import Heard
+from app.api.openai.audio.segments import Segment, segments_of
+from app.api.openai.audio.subtitles import srt, vtt
+from app.api.openai.logprobs import chat_position
+from app.records.step import TokenLogprobs
+from app.text.languages import name_of
+
+AUDIO_TOKENS_PER_S = 50  # positions of the encoder that a second of sound becomes
+SEEKS_PER_S = 100  # frames of features, which `seek` counts
+
+
+@dataclass(slots=True, frozen=True)
+class Transcript:
+    """A sound's pieces and what was asked of them."""
+
+    ask: Ask
+    heard: Sequence[Heard]
+    language: str | None  # a code; None: the model has one language
+    seconds: float
+
+    @property
+    def spoken(self) -> list[Heard]:
+        """Pieces in which somebody speaks."""
+        return [one for one in self.heard if not one.is_silence]
+
+    @property
+    def text(self) -> str:
+        """All that is said."""
+        return "".join(one.attempt.output.text for one in self.spoken).strip()
+
+    def segments(self) -> list[tuple[Segment, Heard]]:
+        """All segments in order, each with its piece."""
+        first, end = self.ask.speech.info.first_timestamp, self.ask.speech.info.end
+        return [
+            (segment, one)
+            for one in self.spoken
+            for segment in segments_of(
+                [token for token in one.attempt.output.token_ids if token != end],
+                first,
+                one.piece.begin_s,
+                one.piece.end_s,
+                self._decode,
+            )
+        ]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.ask.model.tokenizer.decode(token_ids, True)
+
+    def json(self, with_logprobs: bool) -> dict[str, Any]:
+        """`json`: the text, and the logprobs of its tokens where they are wanted."""
+        body: dict[str, Any] = {"text": self.text}
+        if with_logprobs:
+            entries = [entry for one in self.spoken for entry in one.attempt.output.logprobs or ()]
+            body["logprobs"] = token_logprobs(entries, self.ask)
+        return {**body, "usage": self._duration()}
+
+    def verbose_json(self) -> dict[str, Any]:
+        """`verbose_json`: language, length and segments, too."""
+        return {
+            "task": self.ask.task,
+            "language": "english" if self.ask.task == "translate" else name_of(self.language or "en"),
+            "duration": self.seconds,
+            "text": self.text,
+            "segments": [_described(i, segment, one) for i, (segment, one) in enumerate(self.segments())],
+            "usage": self._duration(),
+        }
+
+    def plain(self, form: str) -> str:
+        """`text`, `srt` or `vtt`."""
+        if form == "text":
+            return self.text + "\n"
+        write: Callable[[Sequence[Segment]], str] = srt if form == "srt" else vtt
+        return write([segment for segment, _ in self.segments()])
+
+    def _duration(self) -> dict[str, Any]:
+        return {"type": "duration", "seconds": math.ceil(self.seconds)}
+
+    def token_usage(self) -> dict[str, Any]:
+        """Tokens in and out, as streams say them."""
+        audio = math.ceil(self.seconds * AUDIO_TOKENS_PER_S)
+        text = sum(one.attempt.num_prompt_tokens for one in self.heard)
+        output = sum(len(one.attempt.output.token_ids) for one in self.heard)
+        return {
+            "type": "tokens",
+            "input_tokens": audio + text,
+            "input_token_details": {"audio_tokens": audio, "text_tokens": text},
+            "output_tokens": output,
+            "total_tokens": audio + text + output,
+        }
+
+
+def token_logprobs(entries: Sequence[TokenLogprobs], ask: Ask) -> list[dict[str, Any]]:
+    """The logprobs of tokens that are text."""
+    tokenizer = ask.model.tokenizer
+    text = [entry for entry in entries if ask.speech.is_text(entry.token_ids[0], tokenizer)]
+    return [_without_others(chat_position(entry, tokenizer)) for entry in text]
+
+
+def _without_others(position: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in position.items() if name != "top_logprobs"}
+
+
+def _described(number: int, segment: Segment, heard: Heard) -> dict[str, Any]:
+    attempt = heard.attempt
+    return {
+        "id": number,
+        "seek": int(heard.piece.begin_s * SEEKS_PER_S),
+        "start": round(segment.begin_s, 3),
+        "end": round(segment.end_s, 3),
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": attempt.temperature,
+        "avg_logprob": attempt.mean_logprob,
+        "compression_ratio": attempt.compression,
+        "no_speech_prob": attempt.no_speech or 0.0,
+    }

@@ -1,0 +1,78 @@
+"""One model's speech as those hear it that make its requests: how a piece of sound becomes what its encoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from app.checkpoints.fields.kinds import expect, whole
+from app.checkpoints.model_info import ModelInfo
+from app.errors import CheckpointError, InvalidRequestError, UnsupportedError
+from app.media.audio.mel import MelSettings
+from app.media.audio.reader import SoundReader
+from app.media.audio.sound import Piece
+from app.media.settings import read_settings
+from app.records.encoder_input import EncoderInput
+from app.records.speech_info import SpeechInfo
+from app.text.languages import code_of
+from app.text.tokenizer import Tokenizer
+
+_WIDTH = whole(1, 1 << 14)
+MAX_SHOWN = 128  # languages that an error names
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSpeech:
+    """What a model that transcribes was trained to hear, and the `reader` of all sounds."""
+
+    info: SpeechInfo
+    settings: MelSettings
+    reader: SoundReader
+
+    @classmethod
+    def of(cls, model: ModelInfo, reader: SoundReader) -> ModelSpeech | None:
+        """A model's, from its files; None: it does not transcribe. CheckpointError names what cannot be used."""
+        info = SpeechInfo.of(model)
+        if info is None:
+            return None
+        own = read_settings(model.directory)
+        widths = {name: own.get(name, usual) for name, usual in (("n_fft", 400), ("hop_length", 160))}
+        for name, width in widths.items():
+            expect(width, _WIDTH, f"preprocessor_config.json: {name}", CheckpointError)
+        settings = MelSettings(
+            info.sampling_rate, info.num_mels, info.num_frames, widths["n_fft"], widths["hop_length"]
+        )
+        return cls(info, settings, reader)
+
+    def heard(self, piece: Piece, tenant: str = "") -> EncoderInput:
+        """A piece of a tenant's as the encoder reads it. Blocks on a process; errors as those of SoundReader."""
+        values = self.reader.features(piece, self.settings)
+        digest = self.reader.digest(piece, self.settings, tenant)
+        shape = self.settings.num_mels, self.settings.num_frames
+        return EncoderInput("audio", digest, self.info.num_positions, shape, values)
+
+    def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
+        """True for a token that is said, and no mark or time."""
+        first = self.info.first_timestamp
+        return token not in tokenizer.special_token_ids and (first is None or token < first)
+
+    def language(self, given: str | None) -> str | None:
+        """The code of a language that a request names; None where it names none, or there is only one.
+
+        InvalidRequestError where the model does not know it.
+        """
+        known: Collection[str] = self.info.languages
+        if given is None or not given.strip():
+            return None
+        code = code_of(given)
+        if code in known:
+            return code
+        if not known and code == "en":
+            return None
+        names = ", ".join(sorted(known)[:MAX_SHOWN]) or "en"
+        raise InvalidRequestError(f"the model hears no language {given!r:.66}; it knows {names}", param="language")
+
+    def check_task(self, task: str) -> None:
+        """UnsupportedError where the model does not do it."""
+        if task not in self.info.tasks and (task != "transcribe" or self.info.tasks):
+            raise UnsupportedError(f"the model does not {task}", param="model")
