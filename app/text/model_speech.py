@@ -23,7 +23,7 @@ MAX_SHOWN = 128  # languages that an error names
 
 @dataclass(slots=True, frozen=True)
 class ModelSpeech:
-    """What a model that transcribes was trained to hear, and the `reader` of all sounds."""
+    """Holds what a model that transcribes was trained to hear, and the `reader` of all sounds."""
 
     info: SpeechInfo
     settings: MelSettings

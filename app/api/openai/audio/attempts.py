@@ -33,7 +33,7 @@ NAMES: Mapping[str, str] = {"prompt": "prompt"}
 
 @dataclass(slots=True, frozen=True)
 class Ask:
-    """What a request wants of each piece."""
+    """Says what a request wants of each piece."""
 
     model: ServedModel
     speech: ModelSpeech
@@ -104,7 +104,7 @@ class PieceRequests:
     num_asked: int = 0
 
     async def detect(self) -> Detected:
-        """Ask for one token behind the first, and take the likeliest language instead."""
+        """Ask for one token behind the first, and take the most likely language instead."""
         info = self.ask.speech.info
         codes = {token: code for code, token in info.languages.items()}
         wanted = [*codes, *(() if info.no_speech is None else (info.no_speech,))]
@@ -146,7 +146,7 @@ class PieceRequests:
         return Choice(self.index, self.index, request, processor)
 
     async def deltas(self, choice: Choice) -> AsyncIterator[TextDelta]:
-        """What the engine says to a request, as text. Leaving it early ends the request."""
+        """Says as text what the engine answers to a request. Leaving it early ends the request."""
         outputs = self.client.generate(self.ask.model.name, choice.request, RouteInfo(place=self.place))
         try:
             async for output in outputs:

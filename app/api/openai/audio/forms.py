@@ -43,7 +43,7 @@ class SoundForm(PlacementFields, StrictModel):
         0.0,
         ge=0,
         le=1,
-        description="0 takes the likeliest tokens, and tries higher ones where what comes is too unlikely or goes in "
+        description="0 takes the most likely tokens, and tries higher ones where what comes is too unlikely or goes in "
         "circles.",
     )
     seed: Int64 | None = Field(None, ge=0, description="Makes what is drawn at a temperature repeatable.")

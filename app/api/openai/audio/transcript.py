@@ -1,4 +1,4 @@
-"""What was heard in a sound, in the forms that OpenAI's clients ask for."""
+"""Writes what was heard in a sound, in the forms that OpenAI's clients ask for."""
 
 from __future__ import annotations
 
