@@ -34,7 +34,7 @@ KEEP_ALIVE_S = 15.0
 
 
 class Events(Protocol):
-    """Gives a response what it writes: an EventStream, or who joins several. Use as `async with`; leaving it ends what runs."""
+    """Gives a response what it writes: an EventStream, or who joins several. Leaving it ends what runs."""
 
     route: RouteInfo
 
