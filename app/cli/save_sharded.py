@@ -9,18 +9,15 @@ from app.cli.command import Command
 from app.cli.options import add_options, build, given, options_of
 from app.config.engine import EngineConfig
 from app.models.model_check import check_model
+from app.records.parallel_plan import LAYOUT, layout_flags
 
 _FIELDS = {
     "load_format",
     "model_impl",
     "dtype",
     "runner",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
     "pipeline_partition",
-    "enable_expert_parallel",
-    "enable_eplb",
-    "num_redundant_experts",
+    *LAYOUT,
 }
 _OPTIONS = tuple(options_of(EngineConfig, skip=EngineConfig.model_fields.keys() - _FIELDS))
 
@@ -39,12 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from app.worker.save_sharded import save_sharded
 
     save_sharded(config, args.output, lambda rank: print(f"rank {rank + 1} of {config.world_size} saved", flush=True))
-    sizes = f"--tensor-parallel-size {config.tensor_parallel_size}"
-    if config.pipeline_parallel_size > 1:
-        sizes += f" --pipeline-parallel-size {config.pipeline_parallel_size}"
-    sizes += " --enable-expert-parallel" if config.enable_expert_parallel else ""
-    sizes += f" --enable-eplb --num-redundant-experts {config.num_redundant_experts}" if config.enable_eplb else ""
-    print(f"serve it with: manta serve {args.output} {sizes}")
+    print(f"serve it with: manta serve {args.output} {layout_flags(config)}")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,17 @@ class BuildContext:
     kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
     state_dtype: torch.dtype = torch.float32  # of states of recurrences
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
+
+    def of_drafter(self, groups: ParallelGroups, max_model_len: int) -> BuildContext:
+        """Makes the context of a small model beside it: in one stage, and whatever it holds stays where it is."""
+        return replace(
+            self,
+            groups=groups,
+            max_model_len=max_model_len,
+            stage_layers=None,
+            offload_bytes=0,
+            redundant_experts=None,
+        )
 
 
 @dataclass(slots=True, frozen=True)

@@ -97,6 +97,23 @@ def _check_expert_parallel(config: EngineConfig, info: ModelInfo) -> None:
         raise ConfigError(f"enable_expert_parallel: {reason}", param="enable_expert_parallel")
 
 
+# Options that decide what each rank holds, but for `pipeline_partition`, which weights that are cut for it name.
+LAYOUT = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
+    *("enable_eplb", "num_redundant_experts"),
+)
+
+
+def layout_flags(config: EngineConfig) -> str:
+    """The layout on a command line: the number of ranks, and what else is not the default."""
+    flags = []
+    for name in LAYOUT:
+        value = getattr(config, name)
+        if name == LAYOUT[0] or value != EngineConfig.model_fields[name].default:
+            flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
+    return " ".join(flags)
+
+
 _OF_BALANCE = ("num_redundant_experts", "eplb_window_size", "eplb_step_interval")
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError
-from app.records.parallel_plan import check_backend_sizes, check_parallel_sizes, stage_layers
+from app.records.parallel_plan import check_backend_sizes, check_parallel_sizes, layout_flags, stage_layers
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,13 @@ def test_steps_in_flight_follow_the_stages_unless_given() -> None:
 def test_one_process_runs_one_rank() -> None:
     with pytest.raises(ValueError, match="use local_processes or ray_workers"):
         EngineConfig(executor="in_process", tensor_parallel_size=2)
+
+
+def test_a_layout_on_the_command_line() -> None:
+    """What a server of weights that were cut for it is to be started with."""
+    assert layout_flags(EngineConfig(model="m")) == "--tensor-parallel-size 1"
+    balanced = {"enable_expert_parallel": True, "enable_eplb": True, "num_redundant_experts": 4}
+    assert layout_flags(EngineConfig(model="m", tensor_parallel_size=2, pipeline_parallel_size=3, **balanced)) == (
+        "--tensor-parallel-size 2 --pipeline-parallel-size 3 --enable-expert-parallel --enable-eplb"
+        " --num-redundant-experts 4"
+    )

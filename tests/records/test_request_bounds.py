@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -173,6 +173,14 @@ def test_other_bounds_look_again(tighter: dict[str, int]) -> None:
     once = BOUNDS.settle(EngineRequest("r", [9] * 5, SamplingParams(max_tokens=20)))
     with pytest.raises(InvalidRequestError):
         replace(BOUNDS, **tighter).settle(once)  # type: ignore[arg-type]
+
+
+def test_no_bound_is_left_out_of_the_mark() -> None:
+    for field in fields(RequestBounds):
+        value = getattr(BOUNDS, field.name)
+        other = (7, 8) if isinstance(value, tuple) else value + 1 if isinstance(value, int) else object()
+        changed = replace(BOUNDS, **{field.name: other})
+        assert changed.mark != BOUNDS.mark, field.name
 
 
 def test_what_another_replica_generated_is_looked_at_again() -> None:

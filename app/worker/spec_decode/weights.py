@@ -71,14 +71,8 @@ def build_context(context: ProposerContext) -> BuildContext:
     """Makes a drafter's context: one stage, all ranks or each for itself, and room for positions behind a row's end."""
     given, wanted, tp = context.build, context.wanted, context.build.groups.tp
     alone = wanted.draft_tensor_parallel_size == 1
-    return replace(
-        given,
-        groups=ParallelGroups() if alone else ParallelGroups(tp=tp),
-        stage_layers=None,
-        offload_bytes=0,
-        redundant_experts=None,
-        max_model_len=given.max_model_len + wanted.most_drafts + 1,
-    )
+    groups = ParallelGroups() if alone else ParallelGroups(tp=tp)
+    return given.of_drafter(groups, given.max_model_len + wanted.most_drafts + 1)
 
 
 def drafter_info(directory: Path) -> ModelInfo:
