@@ -25,7 +25,7 @@ from app.media.processors.base import (
     tiles_of,
 )
 
-MOST_SHAPES = 256
+MOST_SHAPES, MOST_TILES = 256, 64
 DEFAULT_SIDE, DEFAULT_TILES = 384, 6  # the shapes that transformers takes where a checkpoint names none
 _ASPECT = re.compile(r"^anyres_max_(\d{1,3})$")
 Grid = tuple[int, int, int]
@@ -48,7 +48,10 @@ def shapes_of(given: Any, side: int) -> list[Size]:
         raise CheckpointError(f"image_grid_pinpoints is no list of 1 to {MOST_SHAPES} sizes", param="model")
     for pair in given:
         expect(pair, several(whole(side, 1 << 14), 2, 2), "image_grid_pinpoints")
-    return [(int(height) // side, int(width) // side) for height, width in given]
+    shapes = [(int(height) // side, int(width) // side) for height, width in given]
+    if (most := max(rows * columns for rows, columns in shapes)) > MOST_TILES:
+        raise CheckpointError(f"image_grid_pinpoints hold {most} tiles of {side}; at most {MOST_TILES}", param="model")
+    return shapes
 
 
 def kept_patches(grid: Grid, side: int, most: int) -> tuple[int, int]:

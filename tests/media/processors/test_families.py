@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import CheckpointError, InvalidRequestError
+from app.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from app.media.processors import PROCESSORS
 from app.media.processors.base import Layout, Processor
 from tests.media.pictures import picture
@@ -91,6 +91,12 @@ def test_what_is_refused() -> None:
         made("clip", CLIP, {}).layout((1, 201))
     with pytest.raises(CheckpointError, match="crop_size 99 is more than size 56"):
         made("clip", {**CLIP, "crop_size": 99}, {})
+    with pytest.raises(CheckpointError, match="hold 72 tiles of 32; at most 64"):
+        made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[288, 256]]}, {})
+    with pytest.raises(CheckpointError, match="image_grid_pinpoints is"):
+        made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[31, 32]]}, {})
+    with pytest.raises(UnsupportedError, match="anyres_max_N is supported"):
+        made("llava_onevision", {**ONE_VISION, "vision_aspect_ratio": "pad"}, {})
 
 
 TILE_EYES = {"vision_config": {"image_size": 32, "patch_size": 4}}
