@@ -65,7 +65,7 @@ _MEANT_NULLS = (
 _CHUNKED = ("llama4", "llama4_text")
 _NESTED = ("text_config", "rope_parameters", "rope_scaling")
 # Which a model may give layer by layer (Hunyuan): the same for all is one number, what differs is refused as none.
-_BY_LAYER = ("moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert")
+_BY_LAYER = ("intermediate_size", "moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert")
 _PARTS = {
     "dbrx": ("attn_config", "ffn_config"),
     "mpt": ("attn_config",),

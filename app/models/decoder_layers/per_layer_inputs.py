@@ -24,6 +24,7 @@ class PerLayerInputs(Layer):
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, vocab_size: int, size: int) -> None:
         super().__init__()
         self.size, width = size, settings.num_layers * size
+        self.is_smaller = vocab_size < settings.vocab_size
         self.embed_tokens = VocabEmbedding(ctx, vocab_size, width)
         self.projection = ReplicatedLinear(ctx, settings.hidden_size, width, bias=False)
         self.norm = RMSNorm(ctx, size, settings.norm_eps)
@@ -40,6 +41,8 @@ class PerLayerInputs(Layer):
     def forward(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """int [T] and their embeddings [T, C] -> [T, layers, size]."""
         shape = len(input_ids), -1, self.size
+        if self.is_smaller:  # what sees and hears has token ids beyond the table
+            input_ids = input_ids.where(input_ids < self.embed_tokens.vocab_size, 0)
         of_token = (self.embed_tokens(input_ids) * self.scale).view(shape)
         of_embedding = self.norm((self.projection(embedded) * self.shrink).view(shape))
         inputs: torch.Tensor = (of_embedding + of_token) * 2.0**-0.5

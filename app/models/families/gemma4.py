@@ -185,8 +185,12 @@ class LayerInput(Layer):
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]."""
+        return x + self.addition(x, ctx)
+
+    def addition(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Returns what is added to x [T, C]."""
         gated = self.act(self.gate(x)) * ctx.memo[KEY][:, self.index, self.own]
-        return x + self.norm(self.projection(gated))  # type: ignore[no-any-return]
+        return self.norm(self.projection(gated))  # type: ignore[no-any-return]
 
 
 class Gemma4Layer(DecoderLayer):

@@ -66,12 +66,18 @@ SIX = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attent
 PER_LAYER = {
     **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 331, "final_logit_softcapping": 5.0},
 }
+GEMMA3N = {
+    **{**SIX, **PER_LAYER, **PAD, "sliding_window": 9, "num_kv_shared_layers": 2, "altup_num_inputs": 3},
+    **{"laurel_rank": 8, "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.9, 0.0, 0.8]},
+}
 # name: (transformers' model type, changes to the tiny configuration)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 20, "final_logit_softcapping": 5.0}),
     "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}),
+    "gemma3n": ("gemma3n_text", GEMMA3N),
+    "gemma3n-unshared": ("gemma3n_text", {**GEMMA3N, "num_kv_shared_layers": 0, "altup_correct_scale": False}),
     "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4-shared": (
         "gemma4_text",
