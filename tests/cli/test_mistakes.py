@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import GPTJConfig, GPTJForCausalLM
+from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from app import LLM
 from app.cli import serve
@@ -93,28 +93,28 @@ def test_unknown_architecture(manta: Manta, model: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def gptj(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As transformers saves one: its sizes have names of their own."""
-    folder = tmp_path_factory.mktemp("gptj")
-    GPTJForCausalLM(GPTJConfig(n_layer=1, n_embd=8, n_head=2, rotary_dim=4, vocab_size=64)).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("gpt")
+    OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_layer=1, n_embd=8, n_head=2, vocab_size=64)).save_pretrained(folder)
     return folder
 
 
-def test_a_model_of_another_family(manta: Manta, gptj: Path) -> None:
-    nearest = difflib.get_close_matches("GPTJForCausalLM", MODELS, 3, cutoff=0.0)
+def test_a_model_of_another_family(manta: Manta, gpt: Path) -> None:
+    nearest = difflib.get_close_matches("OpenAIGPTLMHeadModel", MODELS, 3, cutoff=0.0)
     known = f"the nearest of {len(list(MODELS))} names: {', '.join(nearest)} (`manta models` lists all)"
     why = "through transformers: its attention there does not take an implementation from outside"
-    for command in (("serve", gptj), ("generate", "hi", "--model", gptj)):
-        assert manta(*command).mistake == f"{gptj}: unknown architecture 'GPTJForCausalLM' ({why}); {known}"
+    for command in (("serve", gpt), ("generate", "hi", "--model", gpt)):
+        assert manta(*command).mistake == f"{gpt}: unknown architecture 'OpenAIGPTLMHeadModel' ({why}); {known}"
     with pytest.raises(UnsupportedError, match=r"an implementation from outside\); the nearest of "):
-        LLM(str(gptj))
-    native = manta("serve", gptj, "--model-impl", "native").mistake
-    assert native == f"{gptj}: unknown architecture 'GPTJForCausalLM'; {known}"
-    through = manta("serve", gptj, "--model-impl", "transformers").mistake
-    assert through.startswith(f"{gptj}: model_impl=transformers cannot run GPTJForCausalLM: its attention there")
-    pooling = manta("serve", gptj, "--runner", "pooling").mistake
+        LLM(str(gpt))
+    native = manta("serve", gpt, "--model-impl", "native").mistake
+    assert native == f"{gpt}: unknown architecture 'OpenAIGPTLMHeadModel'; {known}"
+    through = manta("serve", gpt, "--model-impl", "transformers").mistake
+    assert through.startswith(f"{gpt}: model_impl=transformers cannot run OpenAIGPTLMHeadModel: its attention there")
+    pooling = manta("serve", gpt, "--runner", "pooling").mistake
     known = "known: those of Bert, Camembert, DebertaV2,"
-    assert f"'GPTJForCausalLM' of a model for embeddings and scores; {known}" in pooling
+    assert f"'OpenAIGPTLMHeadModel' of a model for embeddings and scores; {known}" in pooling
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
