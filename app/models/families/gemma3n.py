@@ -107,7 +107,7 @@ class Laurel(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]."""
-        return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))
+        return x + self.post_laurel_norm(self.linear_right(self.linear_left(x)))  # type: ignore[no-any-return]
 
 
 class SparseMLP(GatedMLP):
