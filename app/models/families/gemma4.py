@@ -69,9 +69,9 @@ class Gemma4Layout:
     shared_mlp: int  # the width of their feed-forward layers
     input_size: int  # of the embedding of each layer; 0: there is none
     input_vocab: int
-    whole_pictures: bool  # whether tokens of a picture see each other, in layers with a window
-    placeholders: tuple[int, ...]  # tokens that stand for what is seen or heard
-    padding: int  # the token that layers' own embeddings take for these
+    whole_pictures: bool = False  # whether tokens of a picture see each other, in layers with a window
+    placeholders: tuple[int, ...] = ()  # tokens that stand for what is seen or heard
+    padding: int = 0  # the token that layers' own embeddings take for these
 
     @classmethod
     def of(cls, info: ModelInfo) -> Gemma4Layout:
