@@ -24,6 +24,12 @@ from app.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
 SLOTS, LENGTHS = "encoded_slots", "encoded_lengths"  # among what features bring, int32 [T] each
 
 
+class EncodedLinear(MergedColumnLinear):
+    """Keys and values of an encoder's output, which requests share: none has an adapter's product in them."""
+
+    takes_delta = False
+
+
 class CrossAttention(KVAttentionLayer):
     """Reads the settings of a decoder's attention. `num_positions`: most of an encoder's output."""
 
@@ -33,7 +39,7 @@ class CrossAttention(KVAttentionLayer):
         super().__init__()
         s, width = settings, settings.num_heads * settings.head_dim
         self.q_proj = ColumnLinear(ctx, s.hidden_size, width, s.qkv_bias)
-        self.kv_proj = MergedColumnLinear(ctx, s.hidden_size, {"k_proj": width, "v_proj": width}, s.qkv_bias)
+        self.kv_proj = EncodedLinear(ctx, s.hidden_size, {"k_proj": width, "v_proj": width}, s.qkv_bias)
         self.o_proj = RowLinear(ctx, width, s.hidden_size, s.output_bias)
         self.num_heads = self.num_kv_heads = ctx.groups.tp.share_of(s.num_heads, "num_attention_heads")
         self.first_kv_head, self.whole_kv_heads = ctx.groups.tp.rank * self.num_heads, s.num_heads

@@ -109,7 +109,7 @@ class BeamSearches:
         assert max_tokens is not None, "settled"
         eos = () if params.ignore_eos else info.eos_token_ids
         ends = frozenset((*asked.sampling.stop_token_ids, *eos))
-        search = BeamSearch(prompt.token_ids, params, ends, max_tokens, info.vocab_size)
+        search = BeamSearch(asked.prompt_token_ids, params, ends, max_tokens, info.vocab_size)
         return _Job(search, BeamSearchOutput(prompt.text, prompt.token_ids, []), asked)
 
     def _step(self, job: _Job, waiting: dict[str, tuple[_Job, int]]) -> list[Request]:

@@ -46,6 +46,13 @@ class EncoderInfo:
         digest = blake2b(values, digest_size=DIGEST_BYTES, person=b"encoder text").digest()
         return EncoderInput("text", digest, len(token_ids), (len(token_ids),), values)
 
+    def silence(self) -> EncoderInput | None:
+        """A sound without a sound, for a request of the replica's own; None: the encoder reads text."""
+        if self.kind != "audio":
+            return None
+        values = np.zeros(self.shape, INPUT_TYPES["audio"]).tobytes()
+        return EncoderInput("audio", bytes(DIGEST_BYTES), self.num_positions, self.shape, values)
+
     def check(self, given: EncoderInput) -> None:
         """InvalidRequestError for an input that the encoder does not take."""
         if given.kind != self.kind:

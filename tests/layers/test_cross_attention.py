@@ -76,3 +76,11 @@ def test_layers_plan_apart_from_those_of_tokens() -> None:
     assert made.plan_key == layer().plan_key
     with pytest.raises(AttributeError):
         replace(made.cache_spec()).encoder_positions = 3  # type: ignore[misc]
+
+
+def test_no_adapter_is_in_what_requests_share() -> None:
+    """Keys and values of an encoder's output are found by what was encoded, whichever adapter asked first."""
+    made = layer()
+    assert not made.kv_proj.takes_delta
+    assert made.q_proj.takes_delta
+    assert made.o_proj.takes_delta

@@ -30,13 +30,15 @@ class Canary:
         interval_s: float,
         submit: Callable[[EngineRequest], None],
         work: SamplingParams | PoolingParams = GENERATE_ONE,
+        asks: tuple[object, ...] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`submit` hands a request to the engine; `work` is something that its model does."""
+        """`submit` hands a request to the engine; `work` is something that its model does, `asks` what that
+        takes besides a token."""
         self._interval_s = interval_s
         self._submit = submit
-        self._work = work
+        self._work, self._asks = work, asks
         self._clock = clock
         self._answered_at = clock()
         self._sent_at = 0.0
@@ -64,6 +66,6 @@ class Canary:
         self._num_sent += 1
         place = Placement(priority=MAX_PRIORITY, cache_root=b"canary", tenant=CANARY_TENANT)
         try:
-            self._submit(EngineRequest(f"canary-{self._num_sent}", [0], self._work, placement=place))
+            self._submit(EngineRequest(f"canary-{self._num_sent}", [0], self._work, placement=place, asks=self._asks))
         except MantaError as error:
             logger.warning("the engine refuses a canary: %s", error.message)

@@ -46,6 +46,7 @@ from app.deployments.replica.load_reporter import LoadReporter, new_incarnation
 from app.deployments.replica.ray_metrics import RayMirror
 from app.errors import EngineDeadError, MantaError
 from app.heap import map_large_blocks, settle_heap
+from app.records.encoder_info import EncoderInfo
 from app.records.kv_events import KVEventLog
 from app.records.kv_groups import KVGroups
 from app.records.load_report import LoadReport
@@ -110,7 +111,7 @@ class EngineReplica:
         self._metrics.kv_cache(groups.block_size, info.num_blocks, kv_tokens, max_model_len)
         self._load = LoadReporter(model, self.replica_id, incarnation, self._index, kv_tokens, revision)
         work = await asyncio.to_thread(_canary_work, model.engine)
-        self._canary = Canary(model.canary_interval_s, self._engine.add_request, work)
+        self._canary = Canary(model.canary_interval_s, self._engine.add_request, *work)
         self._member = FleetMember.of(self._control_engine, self._engine.stats())
         self._has_admin = has_admin
         self._joining: asyncio.Task[None] | None = None
@@ -345,10 +346,15 @@ def _revision(config: EngineConfig) -> str:
     return model_revision(ModelInfo.of(config), config) if config.enable_prefix_caching else ""
 
 
-def _canary_work(config: EngineConfig) -> SamplingParams | PoolingParams:
-    """Something that the engine's model does. Reads files."""
-    pooling = pooling_info(config, ModelInfo.of(config))
-    return GENERATE_ONE if pooling is None else PoolingParams(task=pooling.tasks[0])
+def _canary_work(config: EngineConfig) -> tuple[SamplingParams | PoolingParams, tuple[object, ...]]:
+    """Something that the engine's model does, and what that takes besides a token. Reads files."""
+    info = ModelInfo.of(config)
+    pooling = pooling_info(config, info)
+    if pooling is not None:
+        return PoolingParams(task=pooling.tasks[0]), ()
+    encoder = EncoderInfo.of(info)
+    silence = None if encoder is None else encoder.silence()
+    return GENERATE_ONE, () if silence is None else (silence,)
 
 
 def _max_model_len(config: EngineConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from app.checkpoints import model_info
-from app.checkpoints.model_info import ASSETS
+from app.checkpoints.model_info import ASSETS, ModelInfo
 from app.config.engine import EngineConfig
 from app.config.ingress import IngressConfig
 from app.config.model import ModelConfig
@@ -25,12 +26,16 @@ from app.deployments.admin.fleet_state import FleetState
 from app.deployments.channel import serve_port
 from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
 from app.deployments.replica import ending, engine_replica, grammar_queue
+from app.deployments.replica.canary import Canary
 from app.deployments.replica.engine_replica import EngineReplica
 from app.deployments.replica.intake import LONG_PROMPT_TOKENS
 from app.deployments.replica.media_room import MediaRoom
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError
+from app.records.encoder_info import EncoderInfo
+from app.records.encoder_input import encoder_input_of
 from app.records.media import MediaAsk, MediaItem
 from app.records.request import EngineRequest, Placement
+from app.records.request_bounds import RequestBounds
 from app.records.sampling_params import SamplingParams
 from app.structured.structured_outputs import StructuredOutputs
 from tests import limits
@@ -440,3 +445,18 @@ def test_pixels_without_room_are_refused_before_the_engine(play: Any) -> None:
         await frames.aclose()
 
     play(scene)
+
+
+def test_the_canary_of_a_model_that_hears_hears_silence(tmp_path: Path) -> None:
+    """Or the engine refuses it, and the replica counts as one that does not answer."""
+    whisper = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 8}
+    fields = {"max_source_positions": 20, "vocab_size": 50, "d_model": 16, "decoder_layers": 1, "encoder_layers": 1}
+    heads = {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "max_target_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**whisper, **fields, **heads}))
+    work, asks = engine_replica._canary_work(EngineConfig(model=str(tmp_path)))
+    bounds = RequestBounds(50, (), 16, encoder=EncoderInfo.of(ModelInfo.from_directory(str(tmp_path))))
+    sent: list[EngineRequest] = []
+    clock = iter(range(0, 1000, 10))
+    canary = Canary(5.0, lambda request: sent.append(bounds.settle(request)), work, asks, clock=lambda: next(clock))
+    canary.tick()
+    assert [encoder_input_of(request.asks) for request in sent] == [asks[0]]
