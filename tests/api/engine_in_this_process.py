@@ -25,9 +25,9 @@ OPTIONS: dict[str, Any] = {"executor": "in_process", "num_blocks": 256, "num_thr
 class EngineInThisProcess:
     """EngineClient over one AsyncEngine."""
 
-    def __init__(self, **options: Any) -> None:
-        config = EngineConfig(model="tiny-chat", **{**OPTIONS, **options})
-        info = ModelInfo.from_directory("tiny-chat")
+    def __init__(self, model: str = "tiny-chat", **options: Any) -> None:
+        config = EngineConfig(model=model, **{**OPTIONS, **options})
+        info = ModelInfo.from_directory(model)
         tokenizer = Tokenizer.from_directory(info.directory)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
         core = EngineCore(config, info, create_executor(config), secrets.token_bytes(32))
@@ -36,7 +36,7 @@ class EngineInThisProcess:
         template = ChatTemplate.from_directory(info.directory, tokenizer)
         tokens = worker.num_blocks * config.block_size
         length = info.max_position_embeddings
-        self.models = {"tiny-chat": ServedModel("tiny-chat", info, tokenizer, template, length, tokens)}
+        self.models = {model: ServedModel(model, info, tokenizer, template, length, tokens)}
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:

@@ -47,7 +47,8 @@ def write_speech_model(path: Path, languages: tuple[str, ...] = LANGUAGES) -> Pa
         **{"num_mel_bins": NUM_MELS, "max_source_positions": NUM_POSITIONS, "max_target_positions": MAX_TOKENS},
         **{"d_model": 64, "encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 96},
         **{"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
-        **{"eos_token_id": end, "decoder_start_token_id": ids["<|startoftranscript|>"]},
+        **{"eos_token_id": end, "pad_token_id": 0, "bos_token_id": 0},
+        **{"decoder_start_token_id": ids["<|startoftranscript|>"]},
     }
     generation = {
         "eos_token_id": end,
