@@ -7,6 +7,7 @@ half is `LimitedProcess`, the process's own `serve`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import selectors
@@ -130,6 +131,11 @@ def serve(memory_bytes: int, answer: Callable[[bytes], bytes | bytearray]) -> No
         signal.alarm(ORPHAN_S)
         _write(answer(request))
         signal.alarm(0)
+
+
+def allow(seconds: float) -> None:
+    """Let the request that is being answered take so much CPU time, where that is more than an orphan gets."""
+    signal.alarm(max(ORPHAN_S, math.ceil(seconds * PATIENCE)))
 
 
 def _write(answer: bytes | bytearray) -> None:

@@ -50,7 +50,7 @@ class SoundReader:
         return digest_of(self._key, [b"audio", tenant.encode(), heard, piece.samples.tobytes()])
 
     def _ask(self, job: Mapping[str, Any], data: bytes, timeout_s: float) -> memoryview:
-        asked = bytearray(json.dumps(job).encode() + b"\n")
+        asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
         asked += data
         answer = self._processes.ask(asked, timeout_s)
         end = answer.index(b"\n") + 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from app.limited_process import serve
+from app.limited_process import allow, serve
 from app.media.audio.decoding import DecodingError, SoundBounds, decode
 from app.media.audio.mel import MelFeatures, MelSettings
 
@@ -34,6 +34,7 @@ def main() -> None:
 def _answer(asked: bytes) -> bytes | bytearray:
     line, _, data = asked.partition(b"\n")
     job = json.loads(line)
+    allow(job["most_s"])
     try:
         return _decoded(job, data) if job["do"] == "decode" else _heard(job, data)
     except MemoryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pytest
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError, UnsupportedError
+from app.limited_process import ORPHAN_S, PATIENCE
+from app.media.audio import sound_process
 from app.media.audio.mel import MelFeatures, MelSettings
 from app.media.audio.reader import SoundReader
 from app.media.audio.sound import Piece
@@ -53,6 +56,16 @@ def test_identity_is_of_samples_settings_and_tenant(reader: SoundReader) -> None
     }
     assert len(digests) == 5
     assert {len(one) for one in digests} == {16}
+
+
+def test_a_process_lives_as_long_as_its_job_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour takes more than the 30 s after which a process without a parent ends."""
+    alarms: list[int] = []
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    for most_s in (1.0, 200.0):
+        job = {"do": "decode", "kind": "wav", "rate": RATE, "max_s": 60.0, "most_s": most_s}
+        sound_process._answer(json.dumps(job).encode() + b"\n" + file_of(noise(0.1)))
+    assert alarms == [ORPHAN_S, 200 * PATIENCE]
 
 
 def test_errors_say_what_is_wrong(reader: SoundReader) -> None:
