@@ -34,8 +34,15 @@ NO_HEADS = {"MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"}
 OWN: dict[str, dict[str, Any]] = {
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*M-M-"},
     "Mamba2ForCausalLM": {"hidden_size": 4096},  # half of what its heads have by default
+    # Whose defaults are of the published sizes.
+    "CodeGenForCausalLM": {"rotary_dim": 16},
+    "GPTJForCausalLM": {"rotary_dim": 16},
+    "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 4]]},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 2},
 }
+ACTIVATIONS = {"BloomForCausalLM": "gelu_new", "MptForCausalLM": "gelu"}  # which config.json cannot name
 NEEDED = {*SIZES, *LATENT_SIZES, "architectures", "model_type", "hybrid_override_pattern"}
+NEEDED |= {"rotary_dim", "attention_types", "num_kv_shared_layers"}
 
 
 class Recorded(dict[str, Any]):
@@ -81,10 +88,14 @@ def test_what_a_family_leaves_out_is_what_transformers_means(architecture: str, 
     of_dbrx = getattr(judge, "ffn_config", None)
     of_others = (getattr(judge, name) for name in names if getattr(judge, name, None))
     named = of_dbrx.ffn_act_fn["name"] if of_dbrx else next(of_others, "silu")  # LFM2's has no name
+    named = ACTIVATIONS.get(architecture, named)
     assert settings.hidden_act == named
     parameters = getattr(judge, "rope_parameters", None) or {}
     for kind, rope in ropes.items():
         expected = parameters.get(kind, parameters)
+        if not expected:  # GPT-J's configuration names neither
+            assert (rope.rope_type, rope.theta, rope.dim) == ("default", 10_000.0, judge.rotary_dim)
+            continue
         partial = expected.get("partial_rotary_factor", getattr(judge, "partial_rotary_factor", None)) or 1.0
         assert (rope.rope_type, rope.theta) == (expected["rope_type"], expected["rope_theta"])
         if rope.rope_type != "proportional":  # of a whole head, which is of the layer's width
@@ -101,7 +112,7 @@ def test_null_is_what_is_left_out(architecture: str, tmp_path: Path) -> None:
     meant = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_shared_experts"}
     nulls = dict.fromkeys(unset - meant)
     assert read(described(tmp_path / "null", architecture, **nulls)) == expected
-    if "rope_scaling" in unset and architecture not in ("Gemma3ForCausalLM", "Olmo3ForCausalLM"):
+    if "rope_scaling" in unset and architecture not in ("Gemma3ForCausalLM", "Gemma3nForCausalLM", "Olmo3ForCausalLM"):
         inner = {"rope_scaling": {"rope_type": None, "type": "linear", "factor": 2.0, "rope_theta": None}}
         for rope in read(described(tmp_path / "inner", architecture, **inner))[1].values():
             assert (rope.rope_type, rope.number("factor")) == ("linear", 2.0)
