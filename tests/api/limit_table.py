@@ -213,7 +213,7 @@ BOUNDED_OTHERWISE: Mapping[str, tuple[str, ...]] = {
     _TYPED: (
         *("logprob_token_ids", "repetition_detection", "stream_options", "modalities", "metadata", "include"),
         *("tool_choice", "reasoning", "thinking", "context_management", "output_expires_after", "requests"),
-        *("expires_after", "part_ids", "embedding_types"),
+        *("expires_after", "part_ids", "embedding_types", "score_weights"),
     ),
     _FREE: ("chat_template_kwargs", *(f"documents of {path}" for path in CHAT)),
     _SUM: (

@@ -66,6 +66,9 @@ class InputBody(PoolingBody):
     def _one_of(self) -> Self:
         if (self.input is None) == (self.messages is None):
             raise InvalidRequestError("give either input or messages", param="input")
+        if self.messages is None and (self.chat_template_kwargs is not None or self.add_generation_prompt):
+            name = "add_generation_prompt" if self.chat_template_kwargs is None else "chat_template_kwargs"
+            raise InvalidRequestError("is for messages; an input has no template", param=name)
         return self
 
     @property

@@ -19,17 +19,19 @@ def request(name: str, num_bytes: int) -> EngineRequest:
 
 
 def test_pixels_count_until_their_request_is_gone() -> None:
-    here = {"a", "b", "c", "d"}
+    here = {"a", "b", "c", "d", "e"}
     room = MediaRoom(100, here.__contains__)
     room.take(EngineRequest("text", [1], SamplingParams()))
-    room.take(request("a", 60))
+    sizes = {"a": 60, "b": 50, "c": 40, "d": 60, "e": 1}
+    requests = {name: request(name, size) for name, size in sizes.items()}  # kept, as an engine does
+    room.take(requests["a"])
     with pytest.raises(OverloadedError, match="pictures of 110 bytes would be in this engine, which holds 100"):
-        room.take(request("b", 50))
-    room.take(request("c", 40))
+        room.take(requests["b"])
+    room.take(requests["c"])
     here.remove("a")
-    room.take(request("d", 60))
+    room.take(requests["d"])
     with pytest.raises(OverloadedError):
-        room.take(request("b", 1))
+        room.take(requests["e"])
 
 
 def test_choices_share_their_pixels() -> None:

@@ -245,5 +245,6 @@ def test_a_change_of_the_batch_costs_no_python_for_each_entry(name: str) -> None
 
 def test_order_of_the_table() -> None:
     expected = ["grammar", "allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "penalties"]
+    expected.append("transcription")
     expected.append("thinking_budget")  # the last word: what it writes is certain
     assert list(LOGITS_PROCESSORS) == expected

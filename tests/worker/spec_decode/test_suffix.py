@@ -89,8 +89,8 @@ class Device:
         self.columns = RowColumns(self.known, self.known, self.ids, table, WIDTH, 4)
 
     def enter(self, row: int, text: list[int], root: bytes) -> None:
-        placement = Placement(cache_root=root)
-        request: Any = SimpleNamespace(num_prompt_tokens=len(text), spec=SimpleNamespace(placement=placement))
+        spec = EngineRequest("r", text, SamplingParams(), placement=Placement(cache_root=root))
+        request: Any = SimpleNamespace(num_prompt_tokens=len(text), spec=spec)
         self.proposer.enter(row, request)
         self.grow(row, text, 0)
 
