@@ -217,7 +217,7 @@ def test_a_lost_server_s_answer_is_made_anew_with_the_same_seed(
 def sent(key: dict[str, str]) -> IdempotentRequest:
     """The request of BODY under `key`."""
     body = httpx.Request("POST", "/", json=BODY).read()
-    fingerprint = fingerprint_of({"path": CHAT, "query_string": b""}, body)
+    fingerprint = fingerprint_of({"path": CHAT, "query_string": b"", "headers": []}, body)
     return IdempotentRequest(ANONYMOUS, key["Idempotency-Key"], fingerprint)
 
 

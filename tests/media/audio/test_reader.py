@@ -87,7 +87,7 @@ def test_a_process_that_is_lost_is_replaced(reader: SoundReader) -> None:
 
 
 def test_what_takes_too_long_is_refused() -> None:
-    reader = SoundReader(MediaConfig(decode_timeout_s=0.02, max_decoders=1), b"key")
+    reader = SoundReader(MediaConfig(decode_timeout_s=limits.scaled_s(0.02), max_decoders=1), b"key")
     silence = file_of(np.zeros((3_600 * 16_000, 1), np.float32), "FLAC")
     try:
         with pytest.raises((InvalidRequestError, OverloadedError), match=r"is too much work|too busy"):
