@@ -94,7 +94,7 @@ def _read(text: str, kinds: frozenset[Any]) -> Any:
                 number = kind(text)
             except ValueError:
                 continue
-            return number if math.isfinite(number) else text
+            return text if kind is float and not math.isfinite(number) else number
     return text
 
 

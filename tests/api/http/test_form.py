@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
+from app.api.http import form
 from app.api.http.form import fields_of, form_description
 from app.api.http.strict_models import StrictModel
 from app.bounds import Items
@@ -80,3 +81,9 @@ def test_the_document_has_file_and_fields() -> None:
     assert schema["required"] == ["file"]
     assert schema["properties"]["file"] == {"type": "string", "format": "binary"}
     assert {"word", "flag", "kinds"} <= schema["properties"].keys()
+
+
+def test_a_whole_number_of_any_length_is_read() -> None:
+    """What it may be, validation says: one of 400 digits is no float."""
+    assert form._read("1" * 400, frozenset({int})) == int("1" * 400)
+    assert form._read("1e999", frozenset({float})) == "1e999"
