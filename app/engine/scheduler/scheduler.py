@@ -282,9 +282,7 @@ class Scheduler:
         if self._rules.num_stages > 1 or self._drafts is None:
             return self._rules.num_stages == 1
         rows = self.rows
-        drafts = bool(plan.num_proposed and rows.may_draft[decodes].any()) or bool(rows.num_drafts[decodes].any())
-        # Of a row beside them drafts may be on their way back, the wrong ones of which leave it tokens to compute.
-        return not drafts and decodes.size == np.count_nonzero(rows.runnable)
+        return not (plan.num_proposed and rows.may_draft[decodes].any()) and not rows.num_drafts[decodes].any()
 
     @property
     def has_failed(self) -> bool:

@@ -122,18 +122,6 @@ def test_rows_that_may_not_draft_are_left_with_none() -> None:
     assert sorted(verified.num_draft_tokens.tolist()) == [0, 4]
 
 
-def test_rows_that_repeat_do_not_starve_one_whose_drafts_were_wrong() -> None:
-    """Its counters ran ahead to its end; what was rejected is computed while the others still go on."""
-    core = make_core(num_draft_tokens=4, draft_quality=0.0, late=True, max_inflight_steps=4)
-    thinks = (ThinkingBudget(9, (), (3,)),)
-    core.add_request(replace(make_request("thinks", PROMPT, max_tokens=60), asks=thinks))
-    core.add_request(make_request("drafts", PROMPT, max_tokens=8, choice_index=1))
-    for steps in range(60):
-        if any(output.request_id == "drafts" and output.finish_reason for output in core.step()):
-            break
-    assert steps < 30
-
-
 def test_intervals_are_those_between_tokens() -> None:
     recorder = Recorder()
     core = make_core(num_draft_tokens=4, recorder=recorder, max_inflight_steps=1)
