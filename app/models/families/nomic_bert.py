@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from app.checkpoints.fields.kinds import FLAG, expect
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.tensor_view import split_rows, viewed
@@ -135,9 +136,9 @@ def _experts(info: ModelInfo) -> ExpertSettings | None:
         if hf.get(name):
             raise UnsupportedError(f"{name}={hf[name]!r} is not supported with {info.architecture}", param="model")
     every = int(hf.get("moe_every_n_layers", 2))
-    rule = RoutingRule(
-        top_k=int(hf.get("moe_top_k", 2)), renormalize=bool(hf.get("moe_normalize_expert_weights", False))
-    )
+    renormalize = hf.get("moe_normalize_expert_weights") or False
+    expect(renormalize, FLAG, "moe_normalize_expert_weights of config.json")
+    rule = RoutingRule(top_k=int(hf.get("moe_top_k", 2)), renormalize=renormalize)
     try:
         return ExpertSettings(
             num_experts=int(hf["num_experts"]),
