@@ -27,11 +27,14 @@ class PromptTime:
     grows: bool = False  # with what waits
     _pause: int = field(default=0, init=False)  # steps of decodes alone that are still to follow
 
-    def most_tokens(self, token_s: float, decode_s: float, backlog: int, is_alone: bool) -> int | None:
+    def most_tokens(
+        self, token_s: float, decode_s: float, backlog: int, is_alone: bool, room: int = 1 << 30
+    ) -> int | None:
         """Returns how many tokens of prompts the step has time for; None: any number.
 
         `token_s`: seconds that a token of a prompt takes, 0 until measured; `decode_s`: that the step's decodes take;
-        `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes.
+        `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes; `room`:
+        tokens that the step's budget has left for prompts.
         """
         if not self.max_step_s or not token_s:
             return None
@@ -43,7 +46,7 @@ class PromptTime:
         tokens = (self.max_step_s - decode_s) / token_s
         if self.grows:
             tokens = max(tokens, backlog / BACKLOG_STEPS)
-        self._pause = self._steps_to_pause(min(MIN_TIMED_TOKENS, backlog) - tokens, token_s, decode_s)
+        self._pause = self._steps_to_pause(min(MIN_TIMED_TOKENS, backlog, room) - tokens, token_s, decode_s)
         return _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
 
     def _steps_to_pause(self, tokens_over: float, token_s: float, decode_s: float) -> int:

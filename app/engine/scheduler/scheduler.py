@@ -257,6 +257,7 @@ class Scheduler:
                 costs.decode_step_s if plan.has_decodes else 0.0,
                 backlog=int(pending[behind].sum()) + self.waiting.load.to_compute,
                 is_alone=not is_crowded and not plan.has_decodes,
+                room=plan.budget.left,
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)

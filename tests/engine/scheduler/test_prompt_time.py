@@ -68,3 +68,10 @@ def test_no_step_is_without_prompts_where_nobody_waits_or_the_step_is_short(deco
 def test_decodes_that_take_longer_than_a_step_shall_leave_every_second_step_to_prompts() -> None:
     time_of = PromptTime(0.05)
     assert [time_of.most_tokens(1e-3, 0.06, 4000, False) for _ in range(4)] == [MIN_TIMED_TOKENS, 0] * 2
+
+
+def test_a_budget_that_holds_few_tokens_needs_no_pause() -> None:
+    """40 tokens of 0.7 ms are within the 50 ms of a step, whatever 128 of them would take."""
+    time_of = PromptTime(0.05)
+    found = [time_of.most_tokens(7e-4, 0.005, 4000, False, room=40) for _ in range(4)]
+    assert 0 not in found
