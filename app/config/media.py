@@ -41,7 +41,8 @@ class MediaConfig(Frozen):
         2,
         ge=1,
         le=64,
-        description="Processes that decode pictures, and as many for sounds, each started when it is needed first.",
+        description="Processes that decode pictures, as many that decode sounds, and as many that make features of "
+        "their pieces, each started when it is needed first.",
     )
     cache_bytes: int = Field(
         64 << 20, ge=0, description="Memory for pictures that were decoded, which a request that shows one again finds."

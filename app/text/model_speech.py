@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.checkpoints.fields.kinds import expect, whole
@@ -54,7 +54,12 @@ class ModelSpeech:
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
         """True for a token that is said, and no mark or time."""
         first = self.info.first_timestamp
-        return token not in tokenizer.special_token_ids and (first is None or token < first)
+        is_mark = token == self.info.end or token in tokenizer.special_token_ids
+        return not is_mark and (first is None or token < first)
+
+    def text(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+        """Says what a transcript says, without marks and times: the tokens of times need not be special ones."""
+        return tokenizer.decode([token for token in token_ids if self.is_text(token, tokenizer)], True)
 
     def language(self, given: str | None) -> str | None:
         """The code of a language that a request names; None where it names none, or there is only one.

@@ -210,6 +210,10 @@ class RequestWork:
         """The same for a `call` that waits for a process."""
         return await self._wait(self._processes.submit(self._tenant, INLINE_S, lambda: call(*args, **kwargs)))
 
+    async def run_long_process(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for a process that may take minutes: one thread is kept free of such calls."""
+        return await self._wait(self._processes.submit(self._tenant, LONG_S, lambda: call(*args, **kwargs)))
+
     async def _wait(self, submitted: Future[T]) -> T:
         future: asyncio.Future[T] = asyncio.wrap_future(submitted)
         watcher = asyncio.ensure_future(self._client_leaves())

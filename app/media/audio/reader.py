@@ -30,35 +30,39 @@ class SoundReader:
     def __init__(self, config: MediaConfig, key: bytes) -> None:
         self.config = config
         self._key = key
-        self._processes = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
+        # Of their own, or a piece would wait for whole files of others.
+        self._decoding = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
+        self._hearing = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
 
     def decode(self, data: bytes, rate: int) -> Sound:
         """The sound in a file at a rate. InvalidRequestError says what is wrong with the file, UnsupportedError that
         it is of a kind that is not read, OverloadedError that nobody could look."""
         job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": self.config.max_sound_s}
-        answer = self._ask(job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
+        answer = _ask(self._decoding, job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
         return Sound(np.frombuffer(answer, "<i2"), rate)
 
     def features(self, piece: Piece, settings: MelSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
         job = {"do": "hear", "settings": settings.as_json()}
-        return bytes(self._ask(job, piece.samples.tobytes(), HEARING_S))
+        return bytes(_ask(self._hearing, job, piece.samples.tobytes(), HEARING_S))
 
     def digest(self, piece: Piece, settings: MelSettings, tenant: str = "") -> bytes:
         """A piece's identity: whose it is, how it is heard, and its samples."""
         heard = json.dumps(settings.as_json(), sort_keys=True).encode()
         return digest_of(self._key, [b"audio", tenant.encode(), heard, piece.samples.tobytes()])
 
-    def _ask(self, job: Mapping[str, Any], data: bytes, timeout_s: float) -> memoryview:
-        asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
-        asked += data
-        answer = self._processes.ask(asked, timeout_s)
-        end = answer.index(b"\n") + 1
-        said = json.loads(answer[:end])
-        if "error" in said:
-            raise InvalidRequestError(said["error"])
-        return memoryview(answer)[end:]
-
     def close(self) -> None:
         """End the processes; idempotent."""
-        self._processes.close()
+        self._decoding.close()
+        self._hearing.close()
+
+
+def _ask(processes: ProcessPool, job: Mapping[str, Any], data: bytes, timeout_s: float) -> memoryview:
+    asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
+    asked += data
+    answer = processes.ask(asked, timeout_s)
+    end = answer.index(b"\n") + 1
+    said = json.loads(answer[:end])
+    if "error" in said:
+        raise InvalidRequestError(said["error"])
+    return memoryview(answer)[end:]

@@ -90,6 +90,21 @@ def test_the_queue_is_bounded_in_all_and_for_each_tenant(hold: Callable[..., Hel
     assert pool.num_waiting == 0
 
 
+def test_processes_for_whole_files_leave_a_thread_to_others() -> None:
+    async def run() -> str:
+        processes, may_end = WorkPool(num_threads=2), threading.Event()
+        work = RequestWork(WorkPool(num_threads=1), "t", processes=processes)
+        long = [asyncio.ensure_future(work.run_long_process(may_end.wait, limits.patience_s())) for _ in range(3)]
+        await asyncio.sleep(0)
+        try:
+            return await work.run_process(lambda: "heard")
+        finally:
+            may_end.set()
+            await asyncio.gather(*long)
+
+    assert limits.run(run()) == "heard"
+
+
 def test_errors_reach_who_asked_and_the_thread_goes_on() -> None:
     async def run() -> None:
         work = RequestWork(WorkPool(num_threads=1))

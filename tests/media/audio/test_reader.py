@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -77,12 +78,35 @@ def test_errors_say_what_is_wrong(reader: SoundReader) -> None:
         reader.decode(file_of(noise(61.0, 4_000), rate=4_000), RATE)
 
 
+def processes() -> list[psutil.Process]:
+    own = psutil.Process().children()
+    return [child for child in own if "app.media.audio.sound_process" in " ".join(child.cmdline())]
+
+
+def test_a_piece_is_heard_while_the_only_decoding_process_is_taken() -> None:
+    others = processes()
+    reader = SoundReader(MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=1), b"key")
+    try:
+        (piece,) = reader.decode(file_of(noise(0.1)), RATE).pieces(30.0)
+        (process,) = (one for one in processes() if one not in others)
+        process.suspend()
+        with ThreadPoolExecutor(1) as threads:
+            decoding = threads.submit(reader.decode, file_of(noise(0.2)), RATE)
+            try:
+                assert len(reader.features(piece, SETTINGS)) == 4 * 80 * 3_000
+                assert not decoding.done()
+            finally:
+                process.resume()
+            assert decoding.result(limits.patience_s()).seconds == pytest.approx(0.2)
+    finally:
+        reader.close()
+
+
 def test_a_process_that_is_lost_is_replaced(reader: SoundReader) -> None:
     reader.decode(file_of(noise(0.1)), RATE)
-    for child in psutil.Process().children():
-        if "app.media.audio.sound_process" in " ".join(child.cmdline()):
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+    for child in processes():
+        child.send_signal(signal.SIGKILL)
+        child.wait()
     assert reader.decode(file_of(noise(0.1)), RATE).seconds == pytest.approx(0.1)
 
 

@@ -52,6 +52,7 @@ class Attempt:
     """Holds what the engine made of a piece at one temperature."""
 
     output: CompletionOutput
+    text: str  # without times; what was sent, where a client has it already
     temperature: float
     num_prompt_tokens: int
     no_speech: float | None = None  # the probability that nobody speaks; None: it was not asked for
@@ -65,7 +66,7 @@ class Attempt:
     @property
     def compression(self) -> float:
         """Bytes of its text by those of the text compressed."""
-        text = self.output.text.encode("utf-8", "replace")
+        text = self.text.encode("utf-8", "replace")
         return len(text) / len(zlib.compress(text)) if text else 0.0
 
     @property

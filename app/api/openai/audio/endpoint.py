@@ -91,7 +91,7 @@ def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, ModelSpe
 async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> Sound:
     """The sound in a file; its samples count as held, too."""
     with in_field(FILE):
-        sound = await work_of(request).run_process(speech.reader.decode, data, speech.settings.rate)
+        sound = await work_of(request).run_long_process(speech.reader.decode, data, speech.settings.rate)
     holding_of(request.scope).add(sound.samples.nbytes)
     return sound
 

@@ -136,7 +136,7 @@ class Listening:
     async def _hear(self, index: int, piece: Piece, first: tuple[PieceRequests, Detected] | None) -> None:
         async with self._turns:
             requests = await self._requests(index, piece) if first is None else first[0]
-            no_speech = None if first is None else first[1].no_speech
+            no_speech = None if first is None or self._is_live else first[1].no_speech
             temperatures = self.ask.temperatures[:1] if self._is_live else self.ask.temperatures
             for temperature in temperatures:
                 attempt = await self._attempt(requests, temperature)
@@ -158,7 +158,9 @@ class Listening:
                 self._wake.set()
         if not self.route.replica_id:
             self.route.replica_id = requests.place.replica_id
-        return Attempt(output, temperature, len(choice.request.prompt_token_ids))
+        said = self.ask.speech.text(output.token_ids, self.ask.model.tokenizer)
+        text = output.text if self._is_live else said
+        return Attempt(output, text, temperature, len(choice.request.prompt_token_ids))
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

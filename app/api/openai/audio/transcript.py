@@ -36,7 +36,7 @@ class Transcript:
     @property
     def text(self) -> str:
         """All that is said."""
-        return "".join(one.attempt.output.text for one in self.spoken).strip()
+        return "".join(one.attempt.text for one in self.spoken).strip()
 
     def segments(self) -> list[tuple[Segment, Heard]]:
         """All segments in order, each with its piece."""
@@ -54,7 +54,7 @@ class Transcript:
         ]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self.ask.model.tokenizer.decode(token_ids, True)
+        return self.ask.speech.text(token_ids, self.ask.model.tokenizer)
 
     def json(self, with_logprobs: bool) -> dict[str, Any]:
         """`json`: the text, and the logprobs of its tokens where they are wanted."""

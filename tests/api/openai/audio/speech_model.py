@@ -36,7 +36,8 @@ def write_speech_model(path: Path, languages: tuple[str, ...] = LANGUAGES) -> Pa
     """Write the directory: Whisper's, which hears a second at a time."""
     write_model(path, MAX_TOKENS)
     backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-    backend.add_special_tokens([*SPECIAL, *TIMES])
+    backend.add_special_tokens([*SPECIAL])
+    backend.add_tokens([*TIMES])  # as in published ones: none of them is special
     backend.save(str(path / "tokenizer.json"))
     ids = {name: backend.token_to_id(name) for name in SPECIAL}
     end = backend.token_to_id("<|im_end|>")

@@ -245,6 +245,26 @@ def test_a_client_that_leaves_ends_its_pieces(
     assert client.num_aborted >= 1
 
 
+def test_a_stream_takes_nothing_back(client: Transcriber, sdk: openai.OpenAI) -> None:
+    """A piece that would be silence were it judged has been sent already."""
+    client.logprob, client.no_speech = lambda request: -1.5, 0.9
+    *deltas, done = sdk.audio.transcriptions.create(file=named(LONG), model="whisper", stream=True)
+    assert client.detections
+    assert done.text.startswith("Hello Hello")
+    assert "".join(event.delta for event in deltas) == done.text
+
+
+def test_times_are_no_circles(client: Transcriber, sdk: openai.OpenAI) -> None:
+    """Times compress well, and are no part of what is said."""
+    times = "".join(f"<|{i / 50:.2f}|>" * 2 for i in range(1, 50))
+    client.says = lambda request: f"<|0.00|> one two{times}"
+    verbose = sdk.audio.transcriptions.create(file=named(HALF), model="whisper", response_format="verbose_json")
+    assert verbose.text == "one two"
+    assert verbose.segments is not None
+    assert verbose.segments[0].temperature == 0
+    assert len(client.transcripts) == 1
+
+
 def test_higher_temperatures_are_tried(client: Transcriber, sdk: openai.OpenAI) -> None:
     client.logprob = lambda request: -2.0 if request.sampling.temperature < 0.4 else -0.5
     verbose = sdk.audio.transcriptions.create(file=named(HALF), model="whisper", response_format="verbose_json")
