@@ -104,7 +104,7 @@ class EngineCore:
         self._check_whole_items(media, budget)
         asked = self.config.speculative_config
         rules = StepRules(
-            max_num_seqs=min(self.config.max_num_seqs, worker_info.most_rows or self.config.max_num_seqs),
+            max_num_seqs=worker_info.num_rows(self.config.max_num_seqs),
             max_num_batched_tokens=budget,
             by_priority=self.config.scheduling_policy == "priority",
             whole_prompts=not self.info.is_causal,

@@ -35,15 +35,17 @@ class EncoderInfo:
         read = _FAMILIES.get(str(info.hf_config.get("model_type")))
         return None if read is None else read({**info.hf_config, **info.generation_config})
 
-    def of_text(self, token_ids: Sequence[int]) -> EncoderInput:
-        """A text for the encoder. InvalidRequestError where it is too long."""
+    def of_text(self, token_ids: Sequence[int], cache_root: bytes = b"") -> EncoderInput:
+        """A text for the encoder; `cache_root`: whose it is, and so its identity. PromptTooLongError where it is too
+        long."""
         if len(token_ids) > self.num_positions:
             raise PromptTooLongError(
                 f"prompt: the model's encoder reads {self.num_positions} tokens, but the prompt has {len(token_ids)}",
                 param="prompt",
             )
         values = np.asarray(token_ids, INPUT_TYPES["text"]).tobytes()
-        digest = blake2b(values, digest_size=DIGEST_BYTES, person=b"encoder text").digest()
+        whose = len(cache_root).to_bytes(4, "little") + cache_root
+        digest = blake2b(whose + values, digest_size=DIGEST_BYTES, person=b"encoder text").digest()
         return EncoderInput("text", digest, len(token_ids), (len(token_ids),), values)
 
     def silence(self) -> EncoderInput | None:

@@ -18,7 +18,8 @@ INPUT_TYPES: dict[EncoderKind, np.dtype[np.generic]] = {"audio": np.dtype("<f4")
 class EncoderInput:
     """Holds what the decoder attends to as a whole from its first token on; it has no place among the prompt's tokens.
 
-    `digest` is its identity: keyed, over kind, values and every setting that they were made with.
+    `digest` is its identity: over its tenant, kind, values and every setting that they were made with; of a sound also
+    keyed, as others may see it.
     """
 
     kind: EncoderKind

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from app.records.adapter import AdapterAsk
+from app.records.encoder_input import encoder_input_of
 from app.records.pooling_params import PoolingParams
 from app.records.sampling_params import SamplingParams
 
@@ -106,6 +107,19 @@ class EngineRequest:
     def pooling(self) -> PoolingParams | None:
         """Returns what is made of the prompt's hidden states, where no tokens are generated."""
         return self.work if isinstance(self.work, PoolingParams) else None
+
+    @property
+    def client_token_ids(self) -> list[int]:
+        """Returns the tokens of the prompt as it came: the encoder's, where that reads a text. Usage, quotas and
+        answers speak of these."""
+        read = encoder_input_of(self.asks)
+        return self.prompt_token_ids if read is None or read.kind != "text" else read.array().tolist()
+
+    @property
+    def num_client_tokens(self) -> int:
+        """Number of those."""
+        read = encoder_input_of(self.asks)
+        return len(self.prompt_token_ids) if read is None or read.kind != "text" else read.length
 
     @property
     def num_known_tokens(self) -> int:

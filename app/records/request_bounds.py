@@ -57,6 +57,11 @@ class RequestBounds:
         """Names what holds no more than `max_total_tokens`, for errors."""
         return "the model's context" if self.max_total_tokens == self.max_model_len else "the whole KV cache"
 
+    @property
+    def reads_text(self) -> bool:
+        """True if an encoder reads the prompt, and the decoder begins behind its own start."""
+        return self.encoder is not None and self.encoder.kind == "text"
+
     def settle(self, request: EngineRequest, usual_max_tokens: int | None = None) -> EngineRequest:
         """The request with what it leaves open filled in: a seed, and as `max_tokens` the room that is left, at most
         `usual_max_tokens`. One that is settled comes back as it is.
@@ -117,9 +122,9 @@ class RequestBounds:
 
     def _with_encoder_text(self, request: EngineRequest) -> EngineRequest:
         """The request with its prompt where the model reads a text: in the encoder."""
-        if self.encoder is None or self.encoder.kind != "text" or encoder_input_of(request.asks) is not None:
+        if self.encoder is None or not self.reads_text or encoder_input_of(request.asks) is not None:
             return request
-        read = self.encoder.of_text(request.prompt_token_ids)
+        read = self.encoder.of_text(request.prompt_token_ids, request.cache_root)
         return replace(request, prompt_token_ids=list(self.encoder.start), asks=(*request.asks, read))
 
     def _check_encoder_input(self, request: EngineRequest) -> None:
@@ -156,6 +161,12 @@ class RequestBounds:
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             if token_ids := getattr(params, field):
                 self._check_ids(token_ids, field)
+        if self.reads_text and params.prompt_logprobs is not None:
+            raise UnsupportedError(
+                "prompt_logprobs: the model's encoder reads the prompt, whose tokens have no logprobs (so neither has"
+                " what echo repeats)",
+                param="prompt_logprobs",
+            )
         for field in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, field)
             if wanted is not None and wanted > self.vocab_size:

@@ -4,10 +4,10 @@ of languages, tasks and times, and which are never said."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from app.checkpoints.fields.kinds import OBJECT, Kind, check, several, whole
+from app.checkpoints.fields.kinds import FLAG, OBJECT, Kind, check, several, whole
 from app.checkpoints.json_file import read_object
 from app.checkpoints.model_info import GENERATION_FILE, ModelInfo
 from app.errors import CheckpointError, InvalidRequestError
@@ -23,8 +23,10 @@ _FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _IDS),
     **dict.fromkeys(("lang_to_id", "task_to_id"), _NAMED),
     "max_initial_timestamp_index": _ID,
+    "is_multilingual": FLAG,
     "alignment_heads": several(several(whole(0, 1 << 14), 2, 2), 1 << 10),
 }
+_MANY_LANGUAGES = 51_865  # tokens of the smallest published vocabulary of many languages, one more than that of one
 # In every vocabulary these two stand before the token that says: no times.
 _NO_SPEECH, _PREVIOUS = 1, 2
 
@@ -49,6 +51,7 @@ class SpeechInfo:
     suppressed_first: tuple[int, ...]
     max_initial_timestamp: int | None  # the latest time to begin with, in steps
     alignment_heads: tuple[tuple[int, int], ...]  # layers and heads that follow the sound
+    is_multilingual: bool = False  # whatever its files say of the languages' tokens
 
     @classmethod
     def of(cls, info: ModelInfo) -> SpeechInfo | None:
@@ -81,12 +84,27 @@ class SpeechInfo:
             suppressed_first=tuple(own.get("begin_suppress_tokens") or ()),
             max_initial_timestamp=own.get("max_initial_timestamp_index"),
             alignment_heads=tuple((layer, head) for layer, head in own.get("alignment_heads") or ()),
+            is_multilingual=bool(own.get("is_multilingual", info.vocab_size >= _MANY_LANGUAGES)),
         )
 
     @property
     def first_timestamp(self) -> int | None:
         """The token of time 0; each that follows is `timestamp_s` later."""
         return None if self.no_timestamps is None else self.no_timestamps + 1
+
+    def with_tokens(
+        self, languages: Mapping[str, int], tasks: Mapping[str, int], no_timestamps: int | None
+    ) -> SpeechInfo:
+        """The same of a model whose generation settings leave these tokens out."""
+        found = replace(self, languages=languages, tasks=tasks)
+        if self.no_timestamps is not None or no_timestamps is None:
+            return found
+        no_speech, previous = no_timestamps - _NO_SPEECH, no_timestamps - _PREVIOUS
+        return replace(found, no_timestamps=no_timestamps, no_speech=no_speech, previous=previous)
+
+    def within(self, most: int) -> SpeechInfo:
+        """The same where no more than `most` tokens fit, prompt and transcript together."""
+        return self if most >= self.max_tokens else replace(self, max_tokens=most)
 
     @property
     def timestamp_s(self) -> float:
@@ -105,7 +123,7 @@ class SpeechInfo:
         """
         said: list[int] = []
         if previous and self.previous is not None:
-            said = [self.previous, *previous[-(self.max_tokens // 2 - 1) :]]
+            said = [self.previous, *previous[max(0, len(previous) - max(0, self.max_tokens // 2 - 1)) :]]
         asked = [self.start]
         if self.languages:
             asked += [_known(self.languages, language, "language"), _known(self.tasks, task, "task")]

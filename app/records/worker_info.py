@@ -29,6 +29,10 @@ class WorkerInfo:
     most_rows: int | None = None  # that requests may be in at once, where that is less than was asked for
     encoder_tokens: int = 0  # that the workers keep of what encoders gave; 0: the model sees nothing
 
+    def num_rows(self, asked: int) -> int:
+        """Requests that may be in at once, where so many were asked for."""
+        return asked if self.most_rows is None else min(asked, self.most_rows)
+
     @property
     def finds_prefixes(self) -> bool:
         """False where blocks alone are of no use: layers keep states, and no copies of them are kept."""

@@ -14,10 +14,11 @@ from app.media.audio.sound import Piece
 from app.media.settings import read_settings
 from app.records.encoder_input import EncoderInput
 from app.records.speech_info import SpeechInfo
-from app.text.languages import code_of
+from app.text.languages import LANGUAGES, code_of
 from app.text.tokenizer import Tokenizer
 
 _WIDTH = whole(1, 1 << 14)
+_TASKS, _SILENT = ("transcribe", "translate"), "notimestamps"
 MAX_SHOWN = 128  # languages that an error names
 
 
@@ -30,11 +31,13 @@ class ModelSpeech:
     reader: SoundReader
 
     @classmethod
-    def of(cls, model: ModelInfo, reader: SoundReader) -> ModelSpeech | None:
+    def of(cls, model: ModelInfo, reader: SoundReader, tokenizer: Tokenizer) -> ModelSpeech | None:
         """A model's, from its files; None: it does not transcribe. CheckpointError names what cannot be used."""
         info = SpeechInfo.of(model)
         if info is None:
             return None
+        if info.is_multilingual and not info.languages:
+            info = _with_languages(info, tokenizer)
         own = read_settings(model.directory)
         widths = {name: own.get(name, usual) for name, usual in (("n_fft", 400), ("hop_length", 160))}
         for name, width in widths.items():
@@ -43,6 +46,11 @@ class ModelSpeech:
             info.sampling_rate, info.num_mels, info.num_frames, widths["n_fft"], widths["hop_length"]
         )
         return cls(info, settings, reader)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what the encoder reads of a piece."""
+        return 4 * self.settings.num_mels * self.settings.num_frames
 
     def heard(self, piece: Piece, tenant: str = "") -> EncoderInput:
         """A piece of a tenant's as the encoder reads it. Blocks on a process; errors as those of SoundReader."""
@@ -81,3 +89,15 @@ class ModelSpeech:
         """UnsupportedError where the model does not do it."""
         if task not in self.info.tasks and (task != "transcribe" or self.info.tasks):
             raise UnsupportedError(f"the model does not {task}", param="model")
+
+
+def _with_languages(info: SpeechInfo, tokenizer: Tokenizer) -> SpeechInfo:
+    """The same with the tokens of languages, tasks and no times by their names, which older generation settings do not
+    list; as it is where the tokenizer has none."""
+    found = {name: tokenizer.token_to_id(f"<|{name}|>") for name in (*LANGUAGES, *_TASKS, _SILENT)}
+    known = {name: token for name, token in found.items() if token is not None}
+    languages = {code: known[code] for code in LANGUAGES if code in known}
+    tasks = info.tasks or {task: known[task] for task in _TASKS if task in known}
+    if not languages or "transcribe" not in tasks:
+        return info
+    return info.with_tokens(languages, tasks, known.get(_SILENT))

@@ -75,3 +75,27 @@ def test_languages_and_tasks_are_known_ones(tmp_path: Path) -> None:
 
 def test_a_model_without_ears_transcribes_nothing(tmp_path: Path) -> None:
     assert SpeechInfo.of(ModelInfo(tmp_path, {"model_type": "llama"}, {})) is None
+
+
+def test_a_smaller_context_holds_prompt_and_transcript(tmp_path: Path) -> None:
+    speech = speech_of(tmp_path)
+    assert speech.within(30) is speech
+    small = speech.within(10)
+    assert small.max_tokens == 10
+    for count in (3, 5, 40):
+        said = small.prompt("de", "transcribe", timestamps=True, previous=range(count))
+        assert said == [228, *range(max(0, count - 4), count), 201, 203, 206]
+    assert small.within(2).prompt("de", "transcribe", timestamps=True, previous=range(40)) == [228, 201, 203, 206]
+
+
+def test_who_knows_many_languages(tmp_path: Path) -> None:
+    silent = speech_of(tmp_path, lang_to_id=None, task_to_id=None, no_timestamps_token_id=None)
+    assert not silent.is_multilingual
+    assert speech_of(tmp_path, is_multilingual=True).is_multilingual
+    large = ModelInfo(tmp_path, {**CONFIG, "vocab_size": 51_865}, {"decoder_start_token_id": 201})
+    found = SpeechInfo.of(large)
+    assert found is not None
+    assert found.is_multilingual
+    told = silent.with_tokens({"en": 202}, {"transcribe": 206}, 230)
+    assert (told.no_timestamps, told.first_timestamp, told.no_speech, told.previous) == (230, 231, 229, 228)
+    assert told.prompt("en", "transcribe", timestamps=False) == [201, 202, 206, 230]

@@ -89,6 +89,12 @@ def test_states_that_the_device_cannot_hold_are_an_error_of_the_option() -> None
         KVCache(huge, CPU, num_rows=64)
 
 
+def test_encoded_inputs_that_the_device_cannot_hold_are_an_error_of_the_option() -> None:
+    huge = LayerCacheSpec((2, 1 << 20), 1 << 20, torch.float32, encoder_positions=1 << 20)
+    with pytest.raises(ConfigError, match=r"^max_num_seqs: what 64 requests keep of encoded inputs needs"):
+        KVCache(KVCacheSpec((), 16, encoded=(huge,)), CPU, num_encoded=64)
+
+
 def test_copies_of_states_lie_in_blocks_or_where_there_are_none_in_slots() -> None:
     def slots(spec: KVCacheSpec, **options: Any) -> int | None:
         return num_state_slots(EngineConfig(**{"max_num_seqs": 3, **options}), spec, CPU, lambda: 0)

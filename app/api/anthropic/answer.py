@@ -27,7 +27,7 @@ def usage(choice: Choice) -> dict[str, Any]:
     """Tokens so far. As at Anthropic, `input_tokens` leaves out those that the prefix cache held."""
     cached = choice.processor.num_cached_tokens
     return {
-        "input_tokens": len(choice.request.prompt_token_ids) - cached,
+        "input_tokens": choice.request.num_client_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": choice.processor.num_output_tokens,

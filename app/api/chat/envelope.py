@@ -58,7 +58,7 @@ def usage(choices: Iterable[Choice], counts_output: bool = True) -> dict[str, An
     for choice in choices:
         if choice.prompt_index != last_prompt:
             last_prompt = choice.prompt_index
-            num_prompt += len(choice.request.prompt_token_ids)
+            num_prompt += choice.request.num_client_tokens
             num_cached += choice.processor.num_cached_tokens
         num_output += choice.processor.num_output_tokens if counts_output else 0
         num_right += choice.processor.num_right_drafts

@@ -120,12 +120,14 @@ def prompt_room(
     """Bounds a prompt, or says what is kept of a longer one: its last `limit` tokens, or its first where it is cut on
     the right; -1 means as many as leave room for `max_tokens`, at least for one."""
     bounds = model.bounds
-    most = bounds.max_total_tokens
+    most, what, beside = bounds.max_total_tokens, bounds.holder, max_tokens or 1
+    if bounds.encoder is not None and bounds.reads_text:
+        most, what, beside = bounds.encoder.num_positions, "the model's encoder", 0
     if limit is None or limit > most:
-        return TextRoom(most, what=bounds.holder, field=field)
+        return TextRoom(most, what=what, field=field)
     if limit == -1:
-        limit = max(1, most - (max_tokens or 1))
-    return TextRoom(limit, "first" if side == "right" else "last", bounds.holder, field)
+        limit = max(1, most - beside)
+    return TextRoom(limit, "first" if side == "right" else "last", what, field)
 
 
 def counting_room(model: ServedModel, field: str) -> TextRoom:

@@ -94,5 +94,5 @@ def load_served_model(config: ModelConfig, reader: MediaReader | None = None) ->
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         media=None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine),
-        speech=None if reader is None else ModelSpeech.of(info, reader.sounds),
+        speech=None if reader is None else ModelSpeech.of(info, reader.sounds, tokenizer),
     )

@@ -77,6 +77,11 @@ class Holding:
             what = f"requests in flight hold {self._held.total} bytes, which leaves it no room"
             raise OverloadedError(f"was not read: {what}; try later")
 
+    def take(self, num_bytes: int) -> None:
+        """Count further bytes, for which there must be room: what was begun goes on with them."""
+        self._num_bytes += num_bytes
+        self._held.add(self._tenant, num_bytes)
+
     def give_back(self, num_bytes: int) -> None:
         """No longer count so many bytes."""
         self._num_bytes -= num_bytes

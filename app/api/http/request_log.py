@@ -44,7 +44,7 @@ def note_generation(model: str, request: EngineRequest) -> GenerationRecord:
     """A request goes to an engine on behalf of the HTTP request whose context this is."""
     work = request.work
     seed = work.seed if isinstance(work, SamplingParams) else None
-    num_prompt_tokens = len(request.prompt_token_ids)
+    num_prompt_tokens = request.num_client_tokens
     generation = GenerationRecord(model, request.request_id, num_prompt_tokens, request.max_tokens, seed)
     if (record := CURRENT.get()) is not None:
         record.add(generation)

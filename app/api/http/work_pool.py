@@ -264,5 +264,5 @@ def work_of(request: Request) -> RequestWork:
 
 def unwatched_work_of(request: Request) -> RequestWork:
     """The same where somebody else looks whether the client is there."""
-    state = request.app.state
-    return RequestWork(state.work_pool, getattr(request.state, "tenant", ""), None, state.process_pool)
+    state, tenant = request.app.state, getattr(request.state, "tenant", "")
+    return RequestWork(state.work_pool, tenant, None, state.process_pool, holding_of(request.scope))

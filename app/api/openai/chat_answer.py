@@ -85,5 +85,5 @@ def _prompt_fields(conversation: Conversation, body: ChatRequest, first: Collect
     if body.prompt_logprobs is not None and entries is not None:
         fields["prompt_logprobs"] = prompt_logprobs(entries, conversation.model.tokenizer)
     if body.return_token_ids:
-        fields["prompt_token_ids"] = conversation.stream.choices[0].request.prompt_token_ids
+        fields["prompt_token_ids"] = conversation.stream.choices[0].request.client_token_ids
     return fields

@@ -114,7 +114,7 @@ class ChatChunks(ChunkFormat):
         """The first chunk of a choice; the very first brings the prompt's token ids, where they are asked for."""
         envelope: dict[str, Any] = {}
         if self._options.token_ids and choice.index == 0:
-            envelope["prompt_token_ids"] = choice.request.prompt_token_ids
+            envelope["prompt_token_ids"] = choice.request.client_token_ids
         delta = {"role": "assistant", "content": ""}
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self.chunk(fields, is_start=True, **envelope)
@@ -239,7 +239,7 @@ class CompletionChunks(ChunkFormat):
         fields = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None, **extra}
         if self._options.token_ids and choice.index not in self._begun:
             self._begun.add(choice.index)
-            fields["prompt_token_ids"] = choice.request.prompt_token_ids
+            fields["prompt_token_ids"] = choice.request.client_token_ids
         return self.chunk(fields, is_start=is_start)
 
 

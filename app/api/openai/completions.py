@@ -114,7 +114,7 @@ def _choice(entry: Collected, echoes: list[Echo], body: CompletionRequest, model
         choice["prompt_logprobs"] = prompt_logprobs(entry.prompt_logprobs, model.tokenizer)
     if body.return_token_ids:
         choice["token_ids"] = [] if is_scored_only else output.token_ids
-        choice["prompt_token_ids"] = entry.choice.request.prompt_token_ids
+        choice["prompt_token_ids"] = entry.choice.request.client_token_ids
     return choice
 
 

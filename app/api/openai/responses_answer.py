@@ -140,7 +140,7 @@ class ResponseAnswer:
 def usage(choice: Choice, reader: BlockReader) -> dict[str, Any]:
     """Tokens of an answer."""
     processor = choice.processor
-    num_input, num_output = len(choice.request.prompt_token_ids), processor.num_output_tokens
+    num_input, num_output = choice.request.num_client_tokens, processor.num_output_tokens
     return {
         "input_tokens": num_input,
         "input_tokens_details": {"cached_tokens": processor.num_cached_tokens, "cache_write_tokens": 0},

@@ -35,7 +35,7 @@ class Continuation:
         self.refused_at: float | None = None  # monotonic; the first of the refusals since its last output
         self.leg = Leg(time.monotonic(), 0.0, "")  # the replica that has it, or is being looked for
         self.is_silent = True  # nothing has come from that one
-        self.record = record or GenerationRecord("", request.request_id, len(request.prompt_token_ids))
+        self.record = record or GenerationRecord("", request.request_id, request.num_client_tokens)
         self.revision: str | None = None  # of the weights that gave its first tokens: others must not go on with it
         self._request = request
         self._output: list[int] = []

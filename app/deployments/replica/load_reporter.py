@@ -26,6 +26,7 @@ class LoadReporter:
     incarnation: str
     index: int  # `engine` label of its metrics
     num_kv_tokens: int  # that the KV cache holds in requests of full length
+    num_rows: int  # requests that run at once: `max_num_seqs`, or fewer
     revision: str  # what block hashes begin with before other weights come; empty where nothing is cached
     stall_watch: StallWatch = field(default_factory=StallWatch)
 
@@ -45,7 +46,7 @@ class LoadReporter:
             index=self.index,
             queued_prefill_tokens=stats.outstanding_prefill_tokens,
             resident_tokens=(stats.num_blocks - stats.num_free_blocks) * self.num_kv_tokens // stats.num_blocks,
-            max_num_seqs=engine.max_num_seqs,
+            max_num_seqs=self.num_rows,
             prefill_token_s=stats.prefill_token_s,
             decode_step_s=stats.decode_step_s,
             answers=answers,

@@ -30,7 +30,7 @@ class SoundReader:
     def __init__(self, config: MediaConfig, key: bytes) -> None:
         self.config = config
         self._key = key
-        # Of their own, or a piece would wait for whole files of others.
+        # Two pools, or a piece would wait for whole files of others.
         self._decoding = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
         self._hearing = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
 

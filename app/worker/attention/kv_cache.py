@@ -219,7 +219,12 @@ class KVCache:
             mib = num_rows * spec.bytes_per_state >> 20
             message = f"max_num_seqs={num_rows}: the states of so many requests need {mib} MiB on {device}: {error}"
             raise ConfigError(message, param="max_num_seqs") from error
-        self.others = spec.allocate_others(num_encoded, device)  # of layers without a place in blocks of tokens
+        try:
+            self.others = spec.allocate_others(num_encoded, device)  # of layers without a place in blocks of tokens
+        except RuntimeError as error:
+            mib = num_encoded * spec.bytes_per_encoded >> 20
+            message = f"max_num_seqs: what {num_encoded} requests keep of encoded inputs needs {mib} MiB on {device}"
+            raise ConfigError(f"{message}: {error}", param="max_num_seqs") from error
         self.kept: list[tuple[torch.Tensor, ...]] = []  # copies of states in slots, [num_slots, ...] each
         self.num_slots: int | None = 0  # for copies of states; None: they lie in blocks
         self.tensors: list[torch.Tensor] = []

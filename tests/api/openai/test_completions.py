@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+
+from app.api.server.app import create_app
+from app.config.limits import RequestLimits
 
 
 def say(client: Any, text: str) -> None:
@@ -48,6 +52,35 @@ def test_prompt_forms_give_the_same(sdk: openai.OpenAI, client: Any) -> None:
         whole = sdk.completions.create(model="m", prompt=prompt, max_tokens=100)
         assert client.requests[-1].prompt_token_ids == ids
         assert [c.text for c in whole.choices] == [text]  # the script repeats the prompt
+
+
+def test_a_prompt_that_an_encoder_reads(
+    http_to: Any, make_client: Any, serve_model: Any, write_model_dir: Any, tmp_path: Path
+) -> None:
+    """What the client sent is counted, not the decoder's start; it has no logprobs."""
+    path = write_model_dir(tmp_path / "bart", 24)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["BartForConditionalGeneration"], "model_type": "bart", "decoder_start_token_id": 2}
+    (path / "config.json").write_text(json.dumps(config))
+    client = make_client(serve_model(path))
+    http = http_to(create_app(client, RequestLimits()))
+    ids = client.models["m"].tokenizer.encode("The quick brown")
+    body = {"model": "m", "prompt": "The quick brown", "max_tokens": 3, "return_token_ids": True}
+    answer = http.post("/v1/completions", json=body).json()
+    assert client.requests[-1].prompt_token_ids == [2]
+    assert answer["usage"]["prompt_tokens"] == len(ids) > 2
+    assert answer["choices"][0]["prompt_token_ids"] == ids
+    text = http.post("/v1/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}).text
+    assert f'"prompt_tokens":{len(ids)}' in text.replace(" ", "")
+    for own in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+        refused = http.post("/v1/completions", json={**body, **own})
+        assert refused.status_code == 400
+        assert "prompt_logprobs: the model's encoder reads the prompt" in refused.json()["error"]["message"]
+    refused = http.post("/v1/completions", json={**body, "prompt": [5] * 25})
+    assert refused.status_code == 400
+    assert "encoder reads 24 tokens" in refused.json()["error"]["message"]
+    cut = http.post("/v1/completions", json={**body, "prompt": [5] * 25, "truncate_prompt_tokens": -1}).json()
+    assert cut["usage"]["prompt_tokens"] == 24
 
 
 def test_many_prompts_and_choices_keep_their_order(sdk: openai.OpenAI, client: Any) -> None:

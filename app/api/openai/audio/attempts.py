@@ -126,12 +126,13 @@ class PieceRequests:
 
     def choice(self, language: str | None, temperature: float) -> Choice:
         """The request for the piece's text."""
-        ask, info = self.ask, self.ask.speech.info
+        ask = self.ask
+        info = ask.speech.info.within(ask.model.bounds.max_total_tokens)
         prompt = info.prompt(language, ask.task, timestamps=ask.is_timed, previous=ask.previous)
         seed = None if ask.seed is None else (ask.seed + self.index) & MAX_SEED
         params = SamplingParams(
             temperature=temperature,
-            max_tokens=info.max_tokens - len(prompt),
+            max_tokens=max(1, info.max_tokens - len(prompt)),
             logprobs=1,
             seed=seed,
             skip_special_tokens=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,7 @@ from app.api.http.form import FORM_BYTES, fields_of, form_description, read_form
 from app.api.http.held_bytes import holding_of
 from app.api.http.json_response import json_response
 from app.api.http.origin import check_origin
-from app.api.http.work_pool import unwatched_work_of, work_of
+from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork, unwatched_work_of, work_of
 from app.api.openai.audio.attempts import TEMPERATURES, Ask
 from app.api.openai.audio.events import TranscriptEvents
 from app.api.openai.audio.forms import (
@@ -31,7 +32,7 @@ from app.api.openai.audio.listening import Listening
 from app.api.openai.audio.transcript import Transcript
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
-from app.media.audio.sound import Sound
+from app.media.audio.sound import Piece, Sound
 from app.media.reader import in_field
 from app.text.model_speech import ModelSpeech
 from app.text.served_model import ServedModel
@@ -51,12 +52,13 @@ def audio_routes(api: Api) -> APIRouter:
         form, data = await _read(request, api, TranscriptionForm)
         model, speech = _model(api.client, form)
         language = speech.language(form.language)
-        sound = await _decoded(request, speech, data)
-        ask = _ask(request, form, model, speech, "transcribe")
-        listening = _listening(request, api.client, ask, sound, language, is_live=form.stream)
+        ask = await _ask(request, form, model, speech, "transcribe")
+        sound, pieces = await _decoded(request, speech, data)
+        listening = _listening(request, api.client, ask, pieces, language, is_live=form.stream)
+        work, has_logprobs = unwatched_work_of(request), bool(form.include)
         if form.stream:
-            return EventStreamResponse(listening, TranscriptEvents(listening, sound.seconds, bool(form.include)))
-        return await _whole(listening, form, sound.seconds, with_logprobs=bool(form.include))
+            return EventStreamResponse(listening, TranscriptEvents(listening, work, sound.seconds, has_logprobs))
+        return await _whole(listening, work, form, sound.seconds, with_logprobs=has_logprobs)
 
     @router.post(TRANSLATIONS, openapi_extra=form_description(TranslationForm, FILE))
     async def create_translation(request: Request) -> Response:
@@ -64,9 +66,10 @@ def audio_routes(api: Api) -> APIRouter:
         form, data = await _read(request, api, TranslationForm)
         model, speech = _model(api.client, form)
         speech.check_task("translate")
-        sound = await _decoded(request, speech, data)
-        ask = _ask(request, form, model, speech, "translate")
-        return await _whole(_listening(request, api.client, ask, sound), form, sound.seconds)
+        ask = await _ask(request, form, model, speech, "translate")
+        sound, pieces = await _decoded(request, speech, data)
+        listening = _listening(request, api.client, ask, pieces)
+        return await _whole(listening, unwatched_work_of(request), form, sound.seconds)
 
     return router
 
@@ -88,21 +91,27 @@ def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, ModelSpe
     return model, model.speech
 
 
-async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> Sound:
-    """The sound in a file; its samples count as held, too."""
+async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> tuple[Sound, list[Piece]]:
+    """The sound in a file, and all of it in pieces; its samples count as held, too."""
     with in_field(FILE):
-        sound = await work_of(request).run_long_process(speech.reader.decode, data, speech.settings.rate)
+        sound, pieces = await work_of(request).run_long_process(_in_pieces, speech, data)
     holding_of(request.scope).add(sound.samples.nbytes)
-    return sound
+    return sound, pieces
 
 
-def _ask(request: Request, form: SoundForm, model: ServedModel, speech: ModelSpeech, task: str) -> Ask:
+def _in_pieces(speech: ModelSpeech, data: bytes) -> tuple[Sound, list[Piece]]:
+    sound = speech.reader.decode(data, speech.settings.rate)
+    return sound, list(sound.pieces(speech.settings.seconds))
+
+
+async def _ask(request: Request, form: SoundForm, model: ServedModel, speech: ModelSpeech, task: str) -> Ask:
     info, seed = speech.info, form.seed
     previous: list[int] = []
     if form.prompt and form.prompt.strip():
         if info.previous is None:
             raise UnsupportedError(f"the model {model.name!r} takes no text before a sound", param="prompt")
-        tokens = model.tokenizer.encode(f" {form.prompt.strip()}", add_special_tokens=False)
+        text, encode = f" {form.prompt.strip()}", model.tokenizer.encode
+        tokens = await work_of(request).run(TOKENISE_S_PER_CHAR * len(text), encode, text, add_special_tokens=False)
         previous = [token for token in tokens if speech.is_text(token, model.tokenizer)]  # whatever it spells
     return Ask(
         model,
@@ -122,22 +131,27 @@ def _listening(
     request: Request,
     client: EngineClient,
     ask: Ask,
-    sound: Sound,
+    pieces: Sequence[Piece],
     language: str | None = None,
     *,
     is_live: bool = False,
 ) -> Listening:
-    pieces = list(sound.pieces(ask.speech.settings.seconds))
     return Listening(client, unwatched_work_of(request), request.receive, ask, pieces, language, FILE, is_live)
 
 
-async def _whole(listening: Listening, form: SoundForm, seconds: float, *, with_logprobs: bool = False) -> Response:
+async def _whole(
+    listening: Listening, work: RequestWork, form: SoundForm, seconds: float, *, with_logprobs: bool = False
+) -> Response:
     async with listening:
         while await listening.next_batch():
             pass
     transcript = Transcript(listening.ask, listening.heard, listening.language, seconds)
     replica = listening.route.replica_id
     headers = {"X-Manta-Replica": replica} if replica else {}
+    return await work.run(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)
+
+
+def _written(transcript: Transcript, form: SoundForm, headers: dict[str, str], with_logprobs: bool) -> Response:
     if form.response_format == "json":
         return json_response(transcript.json(with_logprobs), headers)
     if form.response_format == "verbose_json":

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.api.generation.events import Event
 from app.api.generation.sse import DONE, EventFormat
+from app.api.http.work_pool import RequestWork
 from app.api.openai.audio.listening import Listening
 from app.api.openai.audio.transcript import Transcript, token_logprobs
 
@@ -14,11 +15,13 @@ from app.api.openai.audio.transcript import Transcript, token_logprobs
 class TranscriptEvents(EventFormat):
     """Writes what a Listening hears. The deltas together are the last event's text: no space before it or behind."""
 
-    def __init__(self, listening: Listening, seconds: float, with_logprobs: bool) -> None:
+    def __init__(self, listening: Listening, work: RequestWork, seconds: float, with_logprobs: bool) -> None:
         self._listening = listening
+        self._work = work
         self._seconds = seconds
         self._with_logprobs = with_logprobs
         self._has_begun = False
+        self._last = ""
         self._spaces = ""  # behind what was said so far
         self._logprobs: list[dict[str, Any]] = []
 
@@ -49,14 +52,21 @@ class TranscriptEvents(EventFormat):
             self._has_begun = bool(shown)
         return shown
 
-    def end(self) -> str:
-        """The whole text, and what it took."""
+    async def finish(self) -> None:
+        """Write the last event, which is as long as all others together."""
         own = self._listening
         transcript = Transcript(own.ask, own.heard, own.language, self._seconds)
+        self._last = await self._work.run(transcript.writing_cost_s, self._done, transcript)
+
+    def end(self) -> str:
+        """The whole text, and what it took."""
+        return self._last + DONE
+
+    def _done(self, transcript: Transcript) -> str:
         said: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
         if self._with_logprobs:
             said["logprobs"] = transcript.json(True)["logprobs"]
-        return _written({**said, "usage": transcript.token_usage()}) + DONE
+        return _written({**said, "usage": transcript.token_usage()})
 
 
 def _written(said: dict[str, Any]) -> str:

@@ -19,11 +19,12 @@ from app.api.generation.events import Event
 from app.api.http.errors import ClientDisconnected
 from app.api.http.work_pool import RequestWork
 from app.api.openai.audio.attempts import Ask, Attempt, Detected, PieceRequests
+from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
 from app.records.outputs import CompletionOutput
 
-MAX_RUNNING = 32  # pieces of one request: their features are in memory
+MAX_RUNNING = 32  # pieces of one request
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Listening:
         self._pieces = pieces
         self._field = field
         self._is_live = is_live
-        self._turns = asyncio.Semaphore(max(1, min(MAX_RUNNING, ask.model.max_running)))
+        self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, ask.speech.num_bytes)
         self._events: list[list[Event]] = [[] for _ in pieces]
         self._current = 0  # the piece whose events go out
         self._done: dict[int, Heard] = {}
@@ -123,6 +124,7 @@ class Listening:
         """The first piece, from which the language is found out where it is not given."""
         if self.language is not None or not self.ask.speech.info.languages:
             return None
+        await self._turns.take()  # the first piece's own, which it keeps
         requests = await self._requests(0, self._pieces[0])
         detected = await requests.detect()
         self.language = detected.language
@@ -134,27 +136,38 @@ class Listening:
         return PieceRequests(self._client, self.ask, index, heard)
 
     async def _hear(self, index: int, piece: Piece, first: tuple[PieceRequests, Detected] | None) -> None:
-        async with self._turns:
+        if first is None:
+            await self._turns.take()
+        try:
             requests = await self._requests(index, piece) if first is None else first[0]
-            no_speech = None if first is None or self._is_live else first[1].no_speech
-            temperatures = self.ask.temperatures[:1] if self._is_live else self.ask.temperatures
-            for temperature in temperatures:
-                attempt = await self._attempt(requests, temperature)
-                if no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful) and not self._is_live:
-                    no_speech = (await requests.detect()).no_speech
-                attempt = replace(attempt, no_speech=no_speech)
-                if not attempt.should_be_repeated:
-                    break
+            attempt = await self._best(requests, None if first is None else first[1].no_speech)
+        finally:
+            self._turns.give_back()
         self._done[index] = Heard(piece, attempt)
         self._wake.set()
 
+    async def _best(self, requests: PieceRequests, no_speech: float | None) -> Attempt:
+        """The first attempt that needs not be repeated, or the last; one that is live is the only one, and no judgement
+        takes it back."""
+        if self._is_live:
+            return await self._attempt(requests, self.ask.temperatures[0])
+        for temperature in self.ask.temperatures:
+            attempt = await self._attempt(requests, temperature)
+            if no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful):
+                no_speech = (await requests.detect()).no_speech
+            attempt = replace(attempt, no_speech=no_speech)
+            if not attempt.should_be_repeated:
+                break
+        return attempt
+
     async def _attempt(self, requests: PieceRequests, temperature: float) -> Attempt:
         choice = requests.choice(self.language, temperature)
+        shown = replace(choice, request=replace(choice.request, asks=()))  # events that wait hold no features
         output = CompletionOutput(0)
         async for delta in requests.deltas(choice):
             delta.add_to(output)
             if self._is_live:
-                self._events[requests.index].append((choice, delta))
+                self._events[requests.index].append((shown, delta))
                 self._wake.set()
         if not self.route.replica_id:
             self.route.replica_id = requests.place.replica_id

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.api.http.work_pool import DECODE_S_PER_TOKEN, WRITE_S_PER_LOGPROB
 from app.api.openai.audio.attempts import Ask
 from app.api.openai.audio.listening import Heard
 from app.api.openai.audio.segments import Segment, segments_of
@@ -27,6 +28,12 @@ class Transcript:
     heard: Sequence[Heard]
     language: str | None  # a code; None: the model has one language
     seconds: float
+
+    @property
+    def writing_cost_s(self) -> float:
+        """Estimates the work of writing it in any form."""
+        num_tokens = sum(len(one.attempt.output.token_ids) for one in self.heard)
+        return (DECODE_S_PER_TOKEN + WRITE_S_PER_LOGPROB) * num_tokens
 
     @property
     def spoken(self) -> list[Heard]:

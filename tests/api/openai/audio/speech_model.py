@@ -83,7 +83,7 @@ def served_speech(path: Path, **options: Any) -> ServedModel:
 def with_speech(model: ServedModel) -> ServedModel:
     """The same model, which hears."""
     config = MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=1, max_sound_s=60.0)
-    model.speech = ModelSpeech.of(model.info, SoundReader(config, b"key"))
+    model.speech = ModelSpeech.of(model.info, SoundReader(config, b"key"), model.tokenizer)
     assert model.speech is not None
     return model
 

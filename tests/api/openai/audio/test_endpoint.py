@@ -7,7 +7,9 @@ import io
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +286,40 @@ def test_a_temperature_that_is_given_is_the_only_one(client: Transcriber, sdk: o
     sdk.audio.transcriptions.create(file=named(HALF), model="whisper", temperature=0.3, extra_body={"seed": 7})
     (request,) = client.transcripts
     assert (request.sampling.temperature, request.sampling.seed) == (0.3, 7)
+
+
+def test_a_transcript_fits_the_context(speech_dir: Path, http_to: Callable[[Any], httpx.Client]) -> None:
+    model = served_speech(speech_dir)
+    model.max_model_len = 12
+    assert model.speech is not None
+    client = Transcriber(model)
+    client.says = lambda request: " one two three four five six"
+    answer = http_to(create_app(client, RequestLimits())).post(
+        URL, data={"language": "en", "prompt": "Names: Ada and many others"}, files={"file": HALF}
+    )
+    model.speech.reader.close()
+    assert answer.status_code == 200, answer.text
+    (request,) = client.transcripts
+    assert request.sampling.max_tokens is not None
+    assert len(request.prompt_token_ids) + request.sampling.max_tokens == 12
+    assert request.prompt_token_ids[0] == client.id_of("startofprev")
+
+
+def test_languages_by_the_names_of_their_tokens(speech_dir: Path, tmp_path: Path) -> None:
+    """Generation settings of older checkpoints do not list them."""
+    path = shutil.copytree(speech_dir, tmp_path / "older")
+    own = json.loads((path / "generation_config.json").read_text())
+    named = served_speech(speech_dir).speech
+    for left_out in ("lang_to_id", "task_to_id", "no_timestamps_token_id"):
+        del own[left_out]
+    for is_multilingual in (True, False):
+        (path / "generation_config.json").write_text(json.dumps({**own, "is_multilingual": is_multilingual}))
+        found = served_speech(path).speech
+        assert found is not None
+        assert named is not None
+        expected = replace(named.info, is_multilingual=True)
+        assert (found.info == expected) == is_multilingual
+        assert bool(found.info.languages) == is_multilingual
 
 
 def test_silence_is_no_text(client: Transcriber, sdk: openai.OpenAI) -> None:
