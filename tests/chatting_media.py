@@ -4,15 +4,20 @@ settings of a processor."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from app.api.generation.served_models import load_served_model
+from app.config.engine import EngineConfig
+from app.config.model import ModelConfig
 from app.media.processors import PROCESSORS
+from app.records.media import MediaAsk
 from app.records.media_info import PROCESSORS as FAMILIES
-from tests.media.media_model import END, PAD, START, TEMPLATE, VIDEO
+from tests.media.media_model import END, PAD, START, TEMPLATE, VIDEO, reader
 from tests.tiny_media import IMAGE, MEAN, MODELS, SHAPES, STD, tiny_media_model
 
 GRID = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}}
@@ -68,6 +73,17 @@ def chatting_media_model(name: str, path: Path) -> Path:
     (path / "chat_template.jinja").write_text(TEMPLATE.replace(usual, written))
     _write(path / "preprocessor_config.json", {**SETTINGS[family], "image_mean": MEAN, "image_std": STD})
     return path
+
+
+def ask_of(path: Path, token_ids: Sequence[int], file: bytes) -> MediaAsk:
+    """The record of the one picture that a prompt of the model in `path` shows, read from its file here."""
+    own = reader()
+    media = load_served_model(ModelConfig(name="m", engine=EngineConfig(model=str(path))), own).media
+    assert media is not None
+    shown = own.read(file, media.family, media.processor)
+    own.close()
+    assert list(token_ids).count(IMAGE) == shown.layout.num_tokens
+    return MediaAsk((shown.item(list(token_ids).index(IMAGE), shown.layout.num_tokens),))
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

@@ -116,6 +116,7 @@ class Excess:
 
 
 ONE = url_of(56, 84)
+BROKEN = "data:image/png;base64,QUJD"
 PLAIN = f"data:image/png;base64,{base64.b64encode(file_of(Image.new('RGB', (999, 999)))).decode()}"
 CARRIERS: Mapping[str, Excess] = {
     "max_image_bytes": Excess((ONE,), r"has \d+ bytes; a picture may have 100", {"max_image_bytes": 100}),

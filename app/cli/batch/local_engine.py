@@ -15,26 +15,32 @@ from app.cli.batch.transport import AsgiTransport
 from app.config.engine import EngineConfig
 from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
+from app.config.media import MediaConfig
 from app.config.model import ModelConfig
 from app.errors import EngineDeadError
+from app.media.reader import MediaReader
 from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest
 
 
 class LocalEngine:
-    """EngineClient over one AsyncEngine, served under the last part of its directory's name and as it was given."""
+    """EngineClient over one AsyncEngine, served under the last part of its directory's name and as it was given. What
+    prompts show is bounded by `media`."""
 
-    def __init__(self, config: EngineConfig, chat_template: str | None) -> None:
+    def __init__(self, config: EngineConfig, chat_template: str | None, media: MediaConfig) -> None:
         from app.engine.async_engine import AsyncEngine
         from app.engine.core import EngineCore
         from app.engine.executor import create_executor
 
         name = Path(config.model).name or config.model
         aliases = (config.model,) if config.model != name else ()
-        model = load_served_model(ModelConfig(name=name, aliases=aliases, engine=config, chat_template=chat_template))
+        key = secrets.token_bytes(32)
+        self._reader = MediaReader(media, key)
+        served = ModelConfig(name=name, aliases=aliases, engine=config, chat_template=chat_template)
+        model = load_served_model(served, self._reader)
         self.models = dict.fromkeys((name, *aliases), model)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
-        core = EngineCore(config, model.info, create_executor(config), secrets.token_bytes(32))
+        core = EngineCore(config, model.info, create_executor(config), key)
         self.engine = AsyncEngine(core, self._deliver, lambda error: None)
         self.engine.start()
         model.max_kv_tokens = core.bounds.max_kv_tokens
@@ -66,6 +72,11 @@ class LocalEngine:
             if not finished:
                 self.engine.abort([request.request_id])
 
+    def shutdown(self) -> None:
+        """End the engine, and the processes that decode."""
+        self.engine.shutdown()
+        self._reader.close()
+
     async def is_healthy(self) -> bool:
         """See EngineClient."""
         self.engine.check_health()
@@ -78,7 +89,8 @@ class LocalEngine:
 
 def local_transport(config: EngineConfig, chat_template: str | None) -> AsgiTransport:
     """Loads the model. CheckpointError and ConfigError are those of the engine."""
-    client = LocalEngine(config, chat_template)
+    ingress = IngressConfig()
+    client = LocalEngine(config, chat_template, ingress.media)
     # Whoever runs this has the machine: no key is asked for, whatever the environment holds.
-    app = create_app(client, RequestLimits(), IngressConfig(), ApiKeys())
-    return AsgiTransport(app, client.engine.check_health, client.engine.shutdown)
+    app = create_app(client, RequestLimits(), ingress, ApiKeys())
+    return AsgiTransport(app, client.engine.check_health, client.shutdown)

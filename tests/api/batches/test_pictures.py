@@ -17,13 +17,12 @@ from app.config.limits import RequestLimits
 from app.records.media import media_of
 from tests import limits
 from tests.api.conftest import ScriptedClient, Server
-from tests.api.picture_table import ONE, SHOWING, url_of
+from tests.api.picture_table import BROKEN, ONE, SHOWING, url_of
 from tests.media.media_model import reader, seeing, write_media_model
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 URLS = [ONE, url_of(84, 56), url_of(112, 28)]
 GRIDS = [(1, 6, 4), (1, 4, 6), (1, 2, 8)]
-WRONG = "data:image/png;base64,QUJD"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def shown(client: ScriptedClient) -> set[tuple[int, int, int]]:
 
 def test_lines_of_a_batch(client: ScriptedClient, server: Server, app: Any) -> None:
     sdk = openai.OpenAI(base_url=f"{server.url}/v1", **sdk_options())
-    bodies = [SHOWING[CHAT][0]([url]) for url in [*URLS, WRONG]]
+    bodies = [SHOWING[CHAT][0]([url]) for url in [*URLS, BROKEN]]
     lines = [{"custom_id": str(i), "method": "POST", "url": CHAT, "body": body} for i, body in enumerate(bodies)]
     file = sdk.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
     batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -77,7 +76,7 @@ def test_lines_of_a_batch(client: ScriptedClient, server: Server, app: Any) -> N
 
 def test_requests_of_a_message_batch(client: ScriptedClient, server: Server) -> None:
     claude = anthropic.Anthropic(base_url=server.url, **sdk_options())
-    params: list[Any] = [SHOWING[MESSAGES][0]([url]) for url in [*URLS, WRONG]]
+    params: list[Any] = [SHOWING[MESSAGES][0]([url]) for url in [*URLS, BROKEN]]
     made = claude.messages.batches.create(requests=[{"custom_id": str(i), "params": p} for i, p in enumerate(params)])
     limits.wait_until(lambda: claude.messages.batches.retrieve(made.id).processing_status == "ended", "the batch")
     found: dict[str, Any] = {line.custom_id: line.result for line in claude.messages.batches.results(made.id)}

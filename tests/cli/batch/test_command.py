@@ -20,8 +20,12 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
 from tests import limits
+from tests.api.picture_table import BROKEN, SHOWING, url_of
+from tests.chatting_media import ask_of, chatting_media_model
 from tests.cli.conftest import Manta
+from tests.media.pictures import file_of, picture
 from tests.tiny_encoders import tiny_encoder
+from tests.tiny_media import judged
 
 SMALL = ("--max-model-len", 256, "--kv-cache-memory-bytes", 32 << 20, "--num-threads", 1)
 URL = "/v1/completions"
@@ -177,6 +181,35 @@ def test_prompts_instead_of_requests(manta: Manta, tmp_path: Path) -> None:
     assert len(ChatCompletion.model_validate(bodies["line-5"]).choices) == 2
     assert bodies["line-6"]["error"]["param"] == "temprature"
     assert "300" in bodies["line-7"]["error"]["message"]
+
+
+def test_pictures_as_over_http(manta: Manta, tmp_path: Path) -> None:
+    """Each dialect's own form, and the limits of a server; transformers is the judge."""
+    model, url = chatting_media_model("qwen3_vl", tmp_path / "m"), url_of(30, 20)
+    paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+    greedy: dict[str, Any] = {"model": "m", "temperature": 0}
+    chat = {"max_tokens": 5, "return_token_ids": True}
+    fields = dict(zip(paths, (chat, {"max_output_tokens": 5}, {"max_tokens": 5}), strict=True))
+    source = write(
+        tmp_path / "in.jsonl",
+        *(line(path, path, **{**SHOWING[path][0]([url]), **greedy, **fields[path]}) for path in paths),
+        line("two", paths[0], **SHOWING[paths[0]][0]([url, url]), **greedy),
+        line("broken", paths[0], **SHOWING[paths[0]][0]([BROKEN]), **greedy),
+        line("fetched", paths[0], **SHOWING[paths[0]][0](["http://images.example/a.png"]), **greedy),
+    )
+    out = tmp_path / "out.jsonl"
+    done = manta("run-batch", source, out, "--model", model, *SMALL, "--limit-mm-per-prompt", '{"image": 1}')
+    assert "3 done, 3 failed" in done.err, done.err
+    bodies = {entry["custom_id"]: entry["response"]["body"] for entry in read(out)}
+    answer, ids = bodies[paths[0]]["choices"][0], bodies[paths[0]]["prompt_token_ids"]
+    assert answer["token_ids"] == judged("qwen3_vl", ids, ask_of(model, ids, file_of(picture(30, 20))), 5)[1]
+    said = answer["message"]["content"]
+    assert [part["text"] for part in bodies[paths[1]]["output"][0]["content"]] == [said]
+    assert [block["text"] for block in bodies[paths[2]]["content"]] == [said]
+    errors = {name: bodies[name]["error"] for name in ("two", "broken", "fetched")}
+    assert {error["param"].rpartition(".")[2] for error in errors.values()} == {"image_url"}
+    assert "2 pictures; at most 1 a prompt" in errors["two"]["message"]
+    assert "takes pictures as data URLs only" in errors["fetched"]["message"]
 
 
 def test_pooling_models(manta: Manta, tmp_path: Path) -> None:
