@@ -92,6 +92,13 @@ LOAD_FORMATS: Registry[Any] = Registry(
     PluginGroup("load_formats", "app.loading.load_formats.base:LoadFormat"),
 )
 
+# What finds adapters by names that nobody has served yet: classes of AdapterResolver (app/checkpoints/adapters).
+ADAPTER_RESOLVERS: Registry[Any] = Registry(
+    "adapter resolver",
+    {"directory": "app.checkpoints.adapters.directory_resolver:DirectoryResolver"},
+    PluginGroup("adapter_resolvers", "app.checkpoints.adapters.adapter_resolver:AdapterResolver"),
+)
+
 # What keeps KV blocks behind the device's prefix cache, or moves them elsewhere: classes of KVConnector
 # (app/engine/kv_connector), of which each names its half in the workers.
 KV_CONNECTORS: Registry[Any] = Registry(

@@ -100,6 +100,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         rate("HTTP answers", "http_requests_total", "status", where=""),
         rate("Fields that change nothing", "manta:ingress_ignored_fields_total", "field", where="",
              help="Known ones by name, unknown ones as `other`: what clients send and the server ignores"),
+        rate("Unknown models looked up as adapters", "manta:ingress_adapter_lookups_total", "outcome", where=""),
         quantiles("Time of HTTP requests", "http_request_duration_seconds", "handler", where=""),
         Panel("Uptime", "s", (("time() - min by (ingress) (process_start_time_seconds)", "{{ingress}}"),)),
     ),

@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from app.backends import (
-    STAT_LOGGERS,
-)
+from app.backends import ADAPTER_RESOLVERS, STAT_LOGGERS
 from app.config.autoscaling import AutoscalingConfig
 from app.config.engine import EngineConfig, without_twins
 from app.config.frozen import Frozen
@@ -32,6 +30,17 @@ class ModelConfig(Frozen):
         "absolute path of a directory as PEFT writes it, on every node. The built-in model is served with its own, "
         "tiny-chat-pirate, where none is named.",
         max_length=1024,
+    )
+    adapter_resolver: Annotated[str, OneOf(ADAPTER_RESOLVERS)] | None = Field(
+        None,
+        description="Look for an adapter where a request's `model` is no known name, and serve it from then on. "
+        "`directory`: the one of that name in adapter_directory; plugins. When not given, nothing is looked for.",
+    )
+    adapter_directory: str | None = Field(
+        None,
+        pattern="^/",
+        max_length=4096,
+        description="Directory that looked-up adapters lie under, links followed, on every node.",
     )
     engine: EngineConfig = EngineConfig()
     num_replicas: int = Field(1, ge=1, description="Engine replicas, where their number stays the same.")
@@ -123,6 +132,10 @@ class ModelConfig(Frozen):
     def _check_adapters(self) -> ModelConfig:
         if self.adapters and not self.engine.enable_lora:
             raise ValueError("adapters: engine.enable_lora is off")
+        if self.adapter_resolver is not None and not self.engine.enable_lora:
+            raise ValueError("adapter_resolver: engine.enable_lora is off")
+        if (self.adapter_resolver is None) != (self.adapter_directory is None):
+            raise ValueError("adapter_resolver and adapter_directory: give both, or neither")
         return self
 
     @field_validator("gpus_per_worker")

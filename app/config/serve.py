@@ -21,6 +21,11 @@ class ServeConfig(Frozen):
     admission: AdmissionConfig = AdmissionConfig()
     admin: AdminConfig = AdminConfig()
 
+    @property
+    def has_admin(self) -> bool:
+        """True if something changes all replicas of a model together: an operator, or a request for an adapter."""
+        return self.admin.is_open or any(model.adapter_resolver is not None for model in self.models)
+
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
         names = [name for model in self.models for name in (model.name, *model.aliases, *model.served_adapters)]

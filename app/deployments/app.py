@@ -62,8 +62,7 @@ def _say_what_starts(config: ServeConfig) -> None:
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
     """The graph over the real engine; tests put another one in."""
     engines = {model.name: _engine(config, model, engine_factory) for model in config.models}
-    # The ingress asks nothing of the Admin: Serve starts what the graph's root is bound to.
-    admin = (_admin(config, engines),) if config.admin.is_open else ()
+    admin = (_admin(config, engines),) if config.has_admin else ()
     return _ingress(config).bind(config, _router(config, engines), engines, *admin)
 
 
@@ -145,4 +144,4 @@ def _engine(config: ServeConfig, model: ModelConfig, factory: EngineFactory | No
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=PinnedRequestRouter),
     )
-    return options.bind(model, config.ingress, config.router, factory, config.admin.is_open)
+    return options.bind(model, config.ingress, config.router, factory, config.has_admin)

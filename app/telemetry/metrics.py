@@ -65,6 +65,7 @@ LABEL_VALUES: dict[str, tuple[str, ...] | str] = {
     "field": "the names in the tables of ignored fields and headers, and `other`",
     "level": "what routing policies can be informed by",
     "model_name": "the served models",
+    "outcome": ("loaded", "absent", "failed"),
     "tenant": "digests of the tenants with most tokens, at most 32 for an engine, and `other`",
     **dict.fromkeys(("max_lora", "waiting_lora_adapters", "running_lora_adapters"), "one for an engine: the newest"),
     **dict.fromkeys(
@@ -368,6 +369,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:queue_seconds_estimated", "Time until what waits has begun.", "model_name", "class"),
     _counter("manta:ingress_migrations_total", "Requests that left a replica which had taken them.", "reason"),
     _histogram("manta:ingress_migration_stall_seconds", "From there to the next output, elsewhere.", LATENCY_S),
+    _counter("manta:ingress_adapter_lookups_total", "Unknown model names looked up as adapters.", "outcome"),
     _counter("manta:ingress_channels_lost_total", "Token channels that broke while in use."),
     _counter("http_requests_total", "HTTP requests that were answered.", "handler", "method", "status"),
     _counter("manta:ingress_ignored_fields_total", "Fields and headers of requests that change nothing.", "field"),

@@ -29,6 +29,12 @@ REFUSED: tuple[tuple[type[Frozen], dict[str, Any], str], ...] = (
     (AutoscalingConfig, {"max_replicas": 2, "floor_by_hour": {8: 4}}, "floor_by_hour: 4 from 8 o'clock"),
     (EngineConfig, {"executor": "in_process", "tensor_parallel_size": 2}, "use local_processes or ray_workers"),
     (ModelConfig, {"name": "m", "num_replicas": 2, "autoscaling": {"max_replicas": 3}}, "autoscaling chooses it"),
+    (ModelConfig, {"name": "m", "adapter_resolver": "directory"}, "adapter_resolver: engine.enable_lora is off"),
+    (
+        ModelConfig,
+        {"name": "m", "adapter_directory": "/a", "engine": {"enable_lora": True}},
+        "adapter_resolver and adapter_directory: give both",
+    ),
     (ServeConfig, {"models": [{"name": "m"}, {"name": "n", "aliases": ["m"]}]}, "the name 'm' is used twice"),
 )
 

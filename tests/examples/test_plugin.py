@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from app import LLM, SamplingParams
 from app.api.generation.served_models import load_served_model
 from app.config.model import ModelConfig
+from app.deployments.ingress.adapter_finder import create_resolvers
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import RouteQuery
@@ -24,6 +25,7 @@ from app.parsers.answer import ToolOptions, plan_parsers
 from app.parsers.base import ParsedAnswer
 from app.plugins import ALLOWED_VARIABLE, all_installed
 from benchmarks.serve_process import ServeProcess
+from tests.adapters import write_adapter
 from tests.deployments.routing.test_load_book import report
 from tests.examples.conftest import RunExample
 from tests.limits import wait_until
@@ -71,7 +73,7 @@ def test_every_group_has_one() -> None:
     groups = {
         *("models", "pooling_models", "model_configs", "quantizations", "attention_backends", "logits_processors"),
         *("routing_policies", "tool_parsers", "tool_parser_marks", "reasoning_parsers", "reasoning_parser_marks"),
-        *("stat_loggers", "kv_connectors", "executors", "proposers"),
+        *("stat_loggers", "kv_connectors", "executors", "proposers", "adapter_resolvers"),
     }
     assert {plugin.group for plugin in all_installed() if plugin.package == "manta-example"} == groups
 
@@ -138,6 +140,16 @@ def test_attention_serves_latent_models() -> None:
         assert _greedy(model, 8, prompt, **options) == expected
     with pytest.raises(ConfigError, match="attention_backend=example_gather: it does not serve a KV cache in fp8"):
         _greedy(model, attention_backend="example_gather", kv_cache_dtype="fp8")
+
+
+def test_an_adapter_lies_in_its_teams_directory(tmp_path: Path) -> None:
+    engine = {"model": "tiny-chat", "enable_lora": True}
+    values = {"name": "m", "engine": engine, "adapter_resolver": "example_team", "adapter_directory": str(tmp_path)}
+    own = write_adapter(tmp_path / "poets" / "sonnets")
+    resolver = create_resolvers([ModelConfig.model_validate(values)])["m"]
+    assert resolver.find("poets:sonnets") == own
+    for name in ("sonnets", "poets:odes", "..:poets", "poets:../poets/sonnets"):
+        assert resolver.find(name) is None
 
 
 def test_int8_weights_are_the_nearest_of_their_channels() -> None:

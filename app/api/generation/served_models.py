@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.backends import (
+    ADAPTER_RESOLVERS,
     ATTENTION_BACKENDS,
     EXECUTORS,
     EXTRA_LOGITS_PROCESSORS,
@@ -39,10 +40,14 @@ def check_served_model(config: ModelConfig) -> ModelInfo:
     UnsupportedError what we do not run, ConfigError an option that does not fit.
     """
     info = check_model(config.engine)
-    _import_plugins(((TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)))
+    read_here = (TOOL_PARSERS, config.tool_parser), (REASONING_PARSERS, config.reasoning_parser)
+    _import_plugins((*read_here, (ADAPTER_RESOLVERS, config.adapter_resolver)))
     check_tokenizer(tokenizer_directory(config.engine, info))
     for directory in config.served_adapters.values():
         AdapterFiles.read(directory, config.engine.max_lora_rank)
+    if config.adapter_directory is not None and not Path(config.adapter_directory).is_dir():
+        what = f"adapter_directory: no such directory {config.adapter_directory}"
+        raise ConfigError(what, param="adapter_directory")
     if config.chat_template and not Path(config.chat_template).expanduser().is_file():
         raise ConfigError(
             f"chat_template: no such file {config.chat_template}; set --chat-template to a Jinja file",

@@ -47,7 +47,10 @@ REF = "#/components/schemas/{model}"
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
-    """The request's body as `model`; InvalidRequestError names the field at fault, or says that it is no JSON."""
+    """The request's body as `model`; InvalidRequestError names the field at fault, or says that it is no JSON.
+
+    Where the application looks for adapters (`learn_name`), the one that it names is looked for.
+    """
     _check_content_type(request.headers.get("content-type", ""))
     raw = bytearray()
     try:
@@ -64,6 +67,9 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     body = await work_of(request).run(cost_s, _parse, raw, model, max_depth, ignored)
     if ignored:
         rule.count(request, ignored)
+    learn = getattr(request.app.state, "learn_name", None)
+    if learn is not None and isinstance(name := getattr(body, "model", None), str):
+        await learn(name)
     return body
 
 

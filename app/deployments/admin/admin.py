@@ -1,6 +1,7 @@
 """The Admin deployment: the operator's HTTP listener over all replicas of all models. There is one, on Ray's head.
 
-No request passes here, and no route of HAProxy leads here. When it dies Serve starts another one, which learns from the
+No request passes here, and no route of HAProxy leads here; ingresses have adapters loaded that they have found. Without
+a port it has no listener. When it dies Serve starts another one, which learns from the
 replicas what they were told; until then they serve as they are, and one that starts asks the others.
 """
 
@@ -10,11 +11,14 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from app.api.admin.app import create_admin_app
+from app.api.admin.fleet import TIMEOUT_S
 from app.api.engine_client import ReplicaAnswer
 from app.api.http.auth import ApiKeys
+from app.checkpoints.adapters.adapter_files import within
 from app.config.serve import ServeConfig
 from app.deployments.admin.engine_port import EnginePort
 from app.deployments.admin.fleet import ModelFleet
@@ -86,32 +90,51 @@ class Admin:
     @logs_start_error("the operator's listener")
     async def __init__(self, config: ServeConfig, engines: Mapping[str, Any]) -> None:  # type: ignore[misc]  # as Serve
         log_to_serve_files()
-        assert config.admin.port is not None
-        keys = await asyncio.to_thread(ApiKeys.of_operators, config.admin)
-        labels = TenantLabels(await asyncio.to_thread(load_block_hash_key))
         idle_s = config.admin.transfer_idle_s
         fleets = {name: ModelFleet(name, EnginePort(handle), idle_s) for name, handle in engines.items()}
         self._fleets = Fleets(config, fleets)
-        app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys, labels)
-        self._listener = Listener(app, config.admin.host, config.admin.port)
-        await self._listener.start()
+        self._adapter_roots = {
+            model.name: Path(model.adapter_directory) for model in config.models if model.adapter_directory is not None
+        }
+        self._listener = None if config.admin.port is None else await self._listen(config, config.admin.port)
         self._task = asyncio.create_task(self._look_after(list(fleets.values())))
-        logger.info("operators: http://%s:%d, %d keys", config.admin.host, config.admin.port, keys.num_keys)
+
+    async def _listen(self, config: ServeConfig, port: int) -> Listener:
+        keys = await asyncio.to_thread(ApiKeys.of_operators, config.admin)
+        labels = TenantLabels(await asyncio.to_thread(load_block_hash_key))
+        app = await asyncio.to_thread(create_admin_app, self._fleets, config, keys, labels)
+        listener = Listener(app, config.admin.host, port)
+        await listener.start()
+        logger.info("operators: http://%s:%d, %d keys", config.admin.host, port, keys.num_keys)
+        return listener
 
     async def fleet_state(self, model: str) -> FleetState:
         """Returns what a replica that starts is to become."""
         return await self._fleets.of(model).known_state()
 
+    async def load_adapter(self, model: str, name: str, path: str) -> MantaError | None:
+        """Have all replicas of a model serve an adapter that an ingress has found under `adapter_directory`, or none;
+        returns the error."""
+        try:
+            own = within(path, [self._adapter_roots[model]])
+            arguments = {"name": name, "path": str(own), "in_place": False}
+            answers = await self._fleets.control(model, "load_adapter", arguments, TIMEOUT_S)
+        except MantaError as error:
+            return error
+        return next((one.error for one in answers if one.error is not None), None)
+
     async def check_health(self) -> None:
         """Serve's health check."""
-        if not self._listener.is_serving or self._task.done():
+        is_serving = self._listener is None or self._listener.is_serving
+        if not is_serving or self._task.done():
             raise EngineDeadError("the operator's listener has ended")
 
     async def __del__(self) -> None:
         """Serve calls it once the replica is drained."""
         if hasattr(self, "_task"):
             self._task.cancel()
-            await self._listener.close()
+            if self._listener is not None:
+                await self._listener.close()
 
     async def _look_after(self, fleets: list[ModelFleet]) -> None:
         await asyncio.gather(*(fleet.recover() for fleet in fleets))

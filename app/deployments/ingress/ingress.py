@@ -16,12 +16,14 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import ray
 from fastapi import FastAPI
 from ray import serve
 
+from app.api.admin.fleet import TIMEOUT_S
 from app.api.engine_client import ReplicaAnswer, RouteInfo
 from app.api.generation.served_models import load_served_model
 from app.api.http.request_log import note_generation
@@ -29,7 +31,8 @@ from app.config.serve import ServeConfig
 from app.deployments.autoscaling.figures import ingress_figures
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
-from app.deployments.channel.serve_port import EngineHandles, call
+from app.deployments.channel.serve_port import LOST, EngineHandles, call
+from app.deployments.ingress.adapter_finder import AdapterFinder, create_resolvers
 from app.deployments.ingress.announcement import announce
 from app.deployments.ingress.dispatcher import Dispatcher
 from app.deployments.ingress.load_figures import load_figures
@@ -82,7 +85,7 @@ class Ingress:
         engines: Mapping[str, Any],
         admin: Any = None,
     ) -> None:
-        """`admin` is asked nothing: who is bound to a deployment has Serve start it."""
+        """`admin` is asked for adapters that are found; who is bound to a deployment has Serve start it."""
         log_to_serve_files()
         map_large_blocks()
         self._config = config
@@ -127,7 +130,7 @@ class Ingress:
         }
         self._needs_key = False
         self._stores = SharedStores(serve.get_replica_context().app_name, config.ingress)
-        self._app = await asyncio.to_thread(self._create_app)  # while the engines start
+        self._app = await asyncio.to_thread(self._create_app, admin)  # while the engines start
         await self._wait_ready()
         self._app.state.batch_runner.start(self._stores.exists)
         self._quarantines.learn()
@@ -140,7 +143,7 @@ class Ingress:
         """Serve calls it after the constructor."""
         return self._app
 
-    def _create_app(self) -> FastAPI:
+    def _create_app(self, admin: Any) -> FastAPI:
         """Runs in a thread: it imports much. ConfigError when the keys cannot be read."""
         from app.api.http.auth import ApiKeys
         from app.api.http.http_metrics import HttpMetrics
@@ -155,6 +158,9 @@ class Ingress:
         logger.info("API keys: %s", keys.num_keys or "none, the server is open to everybody who can reach it")
         self._needs_key = keys.required
         app: FastAPI = create_app(self, ingress.limits, ingress, keys, self._stores.stores(), self._config.admission)
+        if resolvers := create_resolvers(self._config.models):
+            load = partial(_load_adapter, admin)
+            app.state.learn_name = AdapterFinder(resolvers, self._names, load, self._recorder).learn
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
             app.include_router(debug_routes(self, ingress.limits))
@@ -374,3 +380,14 @@ class Ingress:
             self.models[name].max_kv_tokens = pool.kv_tokens
             self._names.set_adapters(name, pool.adapters)
         logger.info("ingress %s ready: %s", self._ingress_id, ", ".join(self._pools))
+
+
+async def _load_adapter(admin: Any, model: str, name: str, path: str) -> MantaError | None:
+    """The Admin's answer, or that there was none."""
+    try:
+        answer: MantaError | None = await call(
+            admin.options(method_name="load_adapter"), model, name, path, timeout_s=TIMEOUT_S
+        )
+    except LOST as error:
+        return EngineDeadError(f"the Admin does not answer ({type(error).__name__})")
+    return answer

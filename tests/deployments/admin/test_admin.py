@@ -209,11 +209,14 @@ def test_peers_that_are_silent_are_asked_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_there_is_none_unless_it_is_asked_for() -> None:
-    def names(admin: AdminConfig) -> set[str]:
-        root: Any = build_graph(ServeConfig(models=(ModelConfig(name="m"),), admin=admin))
+    def names(admin: AdminConfig, **options: Any) -> set[str]:
+        model = ModelConfig.model_validate({"name": "m", **options})
+        root: Any = build_graph(ServeConfig(models=(model,), admin=admin))
         return {
             one._bound_deployment.name for one in root._bound_deployment.init_args if hasattr(one, "_bound_deployment")
         }
 
     assert names(AdminConfig()) == {"Router"}
     assert names(AdminConfig(port=8001)) == {"Router", "Admin"}
+    looks_up = {"adapter_resolver": "directory", "adapter_directory": "/a", "engine": {"enable_lora": True}}
+    assert names(AdminConfig(), **looks_up) == {"Router", "Admin"}
