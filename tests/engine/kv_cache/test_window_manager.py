@@ -187,6 +187,11 @@ def test_a_sample_of_random_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loads > 80
 
 
+def test_a_request_preempted_between_an_eviction_and_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took blocks whose content goes to the host with the next step message, and gives them back before that."""
+    play(range(4573, 4574), monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(0, 5000, 1000))

@@ -1,7 +1,7 @@
 """The fake device for layers in groups: a brute-force model of what each group must find in the blocks of its table.
 
 Every slot that a step may read must hold what the request's own tokens make there; what has left a window may hold
-anything, and `poison` makes it rubbish as soon as no request holds it and no hash finds it.
+anything, and `poison` makes it rubbish as soon as no request holds it, no hash finds it and no store is to read it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.kv_cache.block_pool import BlockPool
+from app.engine.kv_cache.kv_cache_manager import KVCacheManager
+from app.engine.kv_connector.host_memory import HostMemory
 from app.records.kv_groups import WHOLE, Windows
 from tests.engine.fake_executor import DeviceRow, chain
 from tests.engine.kv_connector.slow_tier import RUBBISH, SlowTier
@@ -26,8 +27,11 @@ class WindowDevice(SlowTier):
         self.info = replace(self.info, kv_windows=windows)
         self.states: dict[int, list[int]] = {}  # occupant -> what its tokens make, position by position
 
-    def poison(self, pool: BlockPool) -> None:
-        self.kv[pool._blank] = RUBBISH
+    def poison(self, kv: KVCacheManager) -> None:
+        """What the next step message has to take to the host stays until then, though its block is blank again: as
+        when a request took it, and was preempted before there was a step."""
+        stored = kv.connector._stores.values() if isinstance(kv.connector, HostMemory) else ()
+        self.kv[list(set(kv.pool._blank).difference(stored))] = RUBBISH
 
     def compute(self, device: DeviceRow, count: int, writers: dict[int, int]) -> None:
         if self.windows == WHOLE:

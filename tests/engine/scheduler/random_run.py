@@ -176,7 +176,7 @@ class RandomRun:
             if core.has_work():
                 self.results.take(core.step())
                 if self.has_windows:
-                    self.device.poison(core.scheduler.kv.pool)
+                    self.device.poison(core.scheduler.kv)
                 if self.each_step is not None:
                     self.each_step(core)
             elif not self.num_prompts and not self.paused:
