@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from app.kernels.gemm import Activations
+from app.kernels.recurrent import StateStep
 from app.layers.cache_spec import LayerStateSpec
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -30,7 +31,10 @@ class GatedShortConv(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        step, (inputs,) = self.of_step(ctx)
-        projected: torch.Tensor = self.in_proj(x)
+        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """See StateLayer."""
         b, c, y = projected.chunk(3, dim=1)
-        return self.out_proj(c * self.conv(b * y, inputs, step), epilogue)  # type: ignore[no-any-return]
+        convolved: torch.Tensor = self.conv(b * y, states[0], step)
+        return c * convolved

@@ -12,7 +12,7 @@ import torch
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import Activations
-from app.kernels.recurrent import DeltaGates, DeltaHeads, GatedNorm
+from app.kernels.recurrent import DeltaGates, DeltaHeads, GatedNorm, StateStep
 from app.layers.cache_spec import LayerStateSpec, StateTensor
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -64,11 +64,14 @@ class KimiDeltaAttention(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        step, (inputs, states) = self.of_step(ctx)
-        projected: torch.Tensor = self.in_proj(x)
+        return self.o_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """See StateLayer."""
+        inputs, of_heads = states
         mixed, b, forget, gate = torch.split(projected, self.parts, dim=1)
         mixed = self.conv1d(mixed, inputs, step)
         gates = DeltaGates(self.f_b_proj(forget.contiguous()), b, self.A_log, self.dt_bias)
         norm = GatedNorm(self.g_b_proj(gate.contiguous()), self.o_norm.weight, self.o_norm.eps, sigmoid=True)
-        out = self.ops.channel_delta(mixed, self.heads, gates, norm, states, step)
-        return self.o_proj(out, epilogue)  # type: ignore[no-any-return]
+        out: torch.Tensor = self.ops.channel_delta(mixed, self.heads, gates, norm, of_heads, step)
+        return out

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.gemm import Activations
-from app.kernels.recurrent import SpaceInputs
+from app.kernels.recurrent import SpaceInputs, StateStep
 from app.layers.activation import activation
 from app.layers.cache_spec import LayerStateSpec, StateTensor
 from app.layers.context import BuildContext, ForwardContext
@@ -64,8 +64,10 @@ class LightningAttention(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        step, (states,) = self.of_step(ctx)
-        projected: torch.Tensor = self.in_proj(x)
+        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """See StateLayer."""
         width = self.num_heads * self.head_dim
         heads = self.act(projected[:, : 3 * width]).view(len(projected), 3, self.num_heads, self.head_dim)
         query, key, value = heads.unbind(1)
@@ -79,5 +81,6 @@ class LightningAttention(StateLayer):
             dt_bias=self.zeros,
             dt_limit=(1.0, 1.0),
         )
-        out = self.ops.state_space(space, states, step).flatten(1)
-        return self.out_proj(self.norm(out, projected[:, 3 * width :]), epilogue)  # type: ignore[no-any-return]
+        out = self.ops.state_space(space, states[0], step).flatten(1)
+        normed: torch.Tensor = self.norm(out, projected[:, 3 * width :])
+        return normed

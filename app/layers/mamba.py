@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import Activations
-from app.kernels.recurrent import ScanInputs
+from app.kernels.recurrent import ScanInputs, StateStep
 from app.layers.cache_spec import LayerStateSpec, StateTensor
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -77,15 +77,17 @@ class Mamba(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        step, (inputs, states) = self.of_step(ctx)
-        projected: torch.Tensor = self.in_proj(x)
+        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """See StateLayer."""
+        inputs, of_channels = states
         mixed, gate = projected.chunk(2, dim=1)
         mixed = self.conv1d(mixed, inputs, step)
         dt, b, c = self._normed(torch.split(self.x_proj(mixed), self.parts, dim=1))
         scan = ScanInputs(mixed, b, c, self.dt_proj(dt), self.A_log, self.D, self.no_bias)
-        out = self.ops.selective_scan(scan, states, step)
-        out = (out.float() * F.silu(gate.float())).to(out.dtype)
-        return self.out_proj(out, epilogue)  # type: ignore[no-any-return]
+        out: torch.Tensor = self.ops.selective_scan(scan, of_channels, step)
+        return (out.float() * F.silu(gate.float())).to(out.dtype)
 
     def _normed(self, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         kind, eps = self.settings.inner_norms, self.settings.norm_eps

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from app.checkpoints.tensors.leaf import Share
 from app.errors import ConfigError
 from app.kernels.gemm import Activations, materialize
-from app.kernels.recurrent import SpaceInputs
+from app.kernels.recurrent import SpaceInputs, StateStep
 from app.layers.cache_spec import LayerStateSpec, StateTensor
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -96,10 +96,14 @@ class Mamba2(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        step, (inputs, states) = self.of_step(ctx)
         projected: torch.Tensor = self.in_proj(x if self.input_scale == 1.0 else materialize(x) * self.input_scale)
         if self.scales is not None:
             projected = projected * self.scales
+        return self.out_proj(self.run(projected, ctx), epilogue)  # type: ignore[no-any-return]
+
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """See StateLayer."""
+        inputs, of_heads = states
         gate, mixed, dt = torch.split(projected, self.parts, dim=1)
         mixed = self.conv1d(mixed, inputs, step)
         u, b, c = torch.split(mixed, self.widths, dim=1)
@@ -114,6 +118,5 @@ class Mamba2(StateLayer):
             dt_bias=self.dt_bias,
             dt_limit=self.dt_limit,
         )
-        out = self.ops.state_space(space, states, step).flatten(1)
-        out = (out.float() * F.silu(gate.float())).to(out.dtype) if self.norm is None else self.norm(out, gate)
-        return self.out_proj(out, epilogue)  # type: ignore[no-any-return]
+        out: torch.Tensor = self.ops.state_space(space, of_heads, step).flatten(1)
+        return (out.float() * F.silu(gate.float())).to(out.dtype) if self.norm is None else self.norm(out, gate)

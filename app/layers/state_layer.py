@@ -12,20 +12,28 @@ from app.kernels.recurrent import RECURRENT_OPS, StateStep
 from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerStateSpec
 from app.layers.context import BuildContext, ForwardContext
+from app.layers.linear import MergedColumnLinear
 
 
 class StateLayer(AttentionLayer):
     """Stands where other layers attend. It caches nothing of tokens, so windows and shared prefixes are none of its
-    concern."""
+    concern.
+
+    What a token changes in the states follows from its projections, `in_proj`. So where drafts are verified these are
+    kept, and those of the tokens that stay go through the states when that is known.
+    """
 
     is_capturable = True
     shares_prefixes = True
+    in_proj: MergedColumnLinear
 
     def __init__(self, ctx: BuildContext, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.state_dtype = ctx.state_dtype
         self.ops = RECURRENT_OPS.on(ctx.device)
+        self.dtype, self.device = ctx.dtype, ctx.device
+        self.drafted: torch.Tensor | None = None  # [places, W] projections of requests with drafts
 
     @property
     def plan_key(self) -> Hashable:
@@ -44,8 +52,34 @@ class StateLayer(AttentionLayer):
     def state_spec(self) -> LayerStateSpec:
         """Returns what the layer keeps of each request on this rank."""
 
-    def of_step(self, ctx: ForwardContext) -> tuple[StateStep, tuple[torch.Tensor, ...]]:
-        """The step's requests, and the states of all: a tensor [slots, ...] for each of `state_spec`."""
-        step = ctx.attention[self.layer_index].plan
-        assert isinstance(step, StateStep)
-        return step, ctx.states[self.layer_index]
+    @abstractmethod
+    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+        """Take the step's tokens through the states of all requests, a tensor [slots, ...] for each of `state_spec`:
+        projections [T, W] -> what the layer's last product reads [T, ...]."""
+
+    def make_room(self, num_places: int) -> None:
+        """Drafts will be verified, with so many places for the tokens of all requests that have any."""
+        width = sum(share.size for share in self.in_proj.output_shares.values())
+        self.drafted = torch.zeros(num_places, width, dtype=self.dtype, device=self.device)
+
+    def run(self, projected: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """The same as `recur` for the tokens of a step; of requests with drafts the states stay as they are."""
+        step = state_step(ctx, self)
+        if step.drafts is not None:
+            assert self.drafted is not None, "nobody said that there would be drafts"
+            tokens = step.drafts.tokens
+            kept = projected if tokens is None else projected.index_select(0, tokens)
+            self.drafted[: len(kept)].copy_(kept)
+        return self.recur(projected, ctx.states[self.layer_index], step)
+
+    def accept(self, ctx: ForwardContext, accepted: StateStep) -> None:
+        """Take the tokens that stay, as `DraftedRows.accepted` says of the same step, through the states."""
+        assert self.drafted is not None
+        self.recur(self.drafted[: len(accepted.row_of_token)], ctx.states[self.layer_index], accepted)
+
+
+def state_step(ctx: ForwardContext, layer: StateLayer) -> StateStep:
+    """The step's requests as the layer's plan says."""
+    step = ctx.attention[layer.layer_index].plan
+    assert isinstance(step, StateStep)
+    return step

@@ -20,11 +20,7 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
     if not spec.states:
         return
     if config.speculative_config is not None:
-        raise ConfigError(
-            "speculative_config: this model's layers keep recurrent states, which cannot be taken back behind a draft "
-            "that was wrong; leave it out",
-            param="speculative_config",
-        )
+        _refuse_with_drafts(config)
     if spec.layers:  # what is kept of states lies in blocks, which connectors know how to move
         return
     if config.kv_connector != EngineConfig.model_fields["kv_connector"].default:
@@ -38,6 +34,21 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
             f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states alone, and "
             "no blocks that the host's memory could take in; leave it out",
             param="kv_host_memory_bytes",
+        )
+
+
+def _refuse_with_drafts(config: EngineConfig) -> None:
+    """ConfigError names what keeps the tokens that stay of a step from going through the states within it."""
+    reason = ""
+    if config.pipeline_parallel_size > 1:
+        reason = f"pipeline_parallel_size={config.pipeline_parallel_size}: earlier stages hear too late which stay"
+    elif config.enable_lora:
+        reason = "enable_lora: adapters know the tokens of a whole step alone"
+    if reason:
+        raise ConfigError(
+            "speculative_config: this model's layers keep recurrent states, which are brought up to the drafts that "
+            f"stay; that does not go with {reason}; leave one of them out",
+            param="speculative_config",
         )
 
 

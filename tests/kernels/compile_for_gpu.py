@@ -360,14 +360,14 @@ def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, 
 
 
 def state_steps() -> list[StateStep]:
-    """A mixed step of 32 tokens, one of one each, and one of several each."""
+    """A mixed step of 32 tokens, one of one each, one of several each, and one in which some of these stay."""
     steps = []
     for num_short, short_len in ((2, 1), (32, 1), (8, 4)):
         rows = torch.zeros(max(num_short, 3), dtype=torch.int32)
         chunks = torch.zeros(0 if num_short > 2 else 1, 2, dtype=torch.int32)
         of_token = torch.zeros(32, dtype=torch.int32)
         steps.append(StateStep(rows.new_zeros(len(rows) + 1), rows, rows, of_token, num_short, short_len, chunks))
-    return steps
+    return [*steps, replace(steps[-1], counts=torch.ones(8, dtype=torch.int32))]
 
 
 def delta_net(dtype: torch.dtype, heads: DeltaHeads) -> None:

@@ -20,17 +20,24 @@ STATE = LayerStateSpec((StateTensor((3, 8), torch.float32), StateTensor((2, 4, 4
 SPEC = KVCacheSpec((LayerCacheSpec((2, 2), 80, torch.float32),), 16, states=(STATE, None, STATE))
 
 
+def test_a_host_tier_is_refused_where_there_are_no_blocks() -> None:
+    config = EngineConfig(kv_host_memory_bytes=1 << 20)
+    refuse_with_states(config, SPEC)
+    with pytest.raises(ConfigError, match=r"^kv_host_memory_bytes.*recurrent states") as caught:
+        refuse_with_states(config, KVCacheSpec((), 16, states=(STATE,)))
+    assert caught.value.param == "kv_host_memory_bytes"
+
+
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}), ("kv_host_memory_bytes", 1 << 20)],
+    "other", [{"executor": "local_processes", "pipeline_parallel_size": 2}, {"enable_lora": True}], ids=str
 )
-def test_refused(option: str, value: Any) -> None:
-    config = EngineConfig(**{option: value})
-    refuse_with_states(config, KVCacheSpec(SPEC.layers, 16))
-    spec = SPEC if option == "speculative_config" else KVCacheSpec((), 16, states=(STATE,))
-    with pytest.raises(ConfigError, match=rf"^{option}.*recurrent states") as caught:
-        refuse_with_states(config, spec)
-    assert caught.value.param == option
+def test_drafts_are_refused_beside_what_cannot_bring_states_up(other: dict[str, Any]) -> None:
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+    refuse_with_states(EngineConfig(**drafts), SPEC)
+    refuse_with_states(EngineConfig(**drafts, **other), KVCacheSpec(SPEC.layers, 16))
+    with pytest.raises(ConfigError, match=rf"^speculative_config: .*recurrent states.*{list(other)[-1]}") as caught:
+        refuse_with_states(EngineConfig(**drafts, **other), SPEC)
+    assert caught.value.param == "speculative_config"
 
 
 def test_a_type_of_states_is_refused_where_no_layer_has_it() -> None:

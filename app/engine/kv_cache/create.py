@@ -32,6 +32,7 @@ def create_manager(
             block_size,
             info.states,
             hash_key=hash_key,
+            keeps_answers=info.num_draft_tokens == 0,
             sink=events,
             connector=create_connector(connector, info, events),
         )

@@ -3,7 +3,8 @@
 A running request's state lies at its row and is overwritten by each step; to be found, a copy of it is kept
 (kept_states.py). Copies are taken where a step ends at a block's border: at the last full block of a prompt, where its
 messages end, where it leaves what is cached of another one's (a likely fork: Pan et al., "Marconi", 2024), every
-INTERVAL tokens, and every ROLLING tokens of an answer. The copy itself is made by the workers before the next step of
+INTERVAL tokens, and every ROLLING tokens of an answer, unless drafts are verified: then the host hears too late where
+an answer's state stands. The copy itself is made by the workers before the next step of
 the request, in the order of the step messages: so whoever reads it in a later message finds what was written (I2).
 """
 
@@ -44,12 +45,21 @@ class StateManager(KVCacheManager):
     """See the head of this file."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, states: StatePool, *, sink: KVEventSink | None = None, **options: Any
+        self,
+        num_blocks: int,
+        block_size: int,
+        states: StatePool,
+        *,
+        keeps_answers: bool = True,
+        sink: KVEventSink | None = None,
+        **options: Any,
     ) -> None:
-        """`options` as of the base class; `sink` may be a StateEvents already, which the connector reports to."""
+        """`options` as of the base class; `sink` may be a StateEvents already, which the connector reports to.
+        `keeps_answers`: False where rows have drafts, so that an answer's block may not end where a step does."""
         events = sink if isinstance(sink, StateEvents) else StateEvents(sink)
         super().__init__(num_blocks, block_size, sink=events, **options)
         self._kept = KeptStates(states, self.pool, self.connector, events)
+        self._keeps_answers = keeps_answers and self.enable_prefix_caching
         self._running: dict[Request, _Copies] = {}
         self._leaves: dict[bytes, Request] = {}  # the block behind which a running request's prompt will leave a state
         self._due: dict[Request, None] = {}  # who has something for the next step message
@@ -149,7 +159,7 @@ class StateManager(KVCacheManager):
 
     def grow_each(self, requests: list[Request]) -> list[list[int]]:
         """See KVCacheManager; each request decodes at a block's border."""
-        if self.enable_prefix_caching:
+        if self._keeps_answers:
             for request in requests:
                 position = len(request.block_ids) * self.block_size
                 if position % ROLLING == 0 and request in self._running:

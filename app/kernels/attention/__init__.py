@@ -64,6 +64,8 @@ class AttentionMetadata:
     # metadata has its group's in the fields above.
     more_tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     rows: torch.Tensor | None = None  # int32 [R], the requests' permanent rows, 0 for padding; None: nobody reads them
+    # int64 [D]: which of the requests bring drafts behind a known token; None: none. Of a static step it is not said.
+    drafted: NDArray[np.int64] | None = None
 
     def of_group(self, group: int, *, sees_all: bool) -> AttentionMetadata:
         """The same step for the layers of a group; `sees_all`: they have no window, so that they may share

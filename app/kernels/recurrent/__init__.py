@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,10 +35,15 @@ class StateStep:
     num_short: int  # the first so many requests bring `short_len` tokens each, the others any number
     short_len: int
     chunks: torch.Tensor  # int32 [N, 2] the others' tokens in chunks: the first of each, and the end of its request
+    # int32 [R]: only so many of each one's tokens, from the first on, at least one, go through its state, and what the
+    # layer gives of the others is of no use; all requests are short ones then. None: all tokens do.
+    counts: torch.Tensor | None = None
+    drafts: DraftedRows | None = None  # the requests of which some of these tokens are drafts; None: there are none
 
     @classmethod
     def of(cls, meta: AttentionMetadata) -> StateStep:
-        """The states of a step's requests."""
+        """The states of a step's requests. Where drafts are among the tokens, it is not known yet how far a state is to
+        go on: it is left as it is, until `DraftedRows.accepted` says so."""
         assert meta.rows is not None, "the step's maker names its rows"
         starts, num_tokens, num_rows = meta.query_start_loc, len(meta.slot_mapping), len(meta.seq_lens)
         counts, device = starts.diff(), starts.device
@@ -50,15 +56,23 @@ class StateStep:
             rows = torch.arange(num_rows, dtype=torch.int32, device=device)
             of_token = torch.repeat_interleave(rows, counts.long(), output_size=num_tokens)
         slots = torch.where(is_live, meta.rows, -1)
+        sources = torch.where(meta.seq_lens == counts, -1, slots)
+        drafts = DraftedRows.of(meta, slots, sources)
         return cls(
             starts=starts,
-            slots=slots,
-            sources=torch.where(meta.seq_lens == counts, -1, slots),
+            slots=slots if drafts is None else drafts.without(slots),
+            sources=sources,
             row_of_token=of_token,
             num_short=num_short,
             short_len=short_len,
             chunks=_chunks(meta, num_short, device),
+            drafts=drafts,
         )
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """int32 [R], behind the last token of each that goes through its state."""
+        return self.starts[1:] if self.counts is None else self.starts[:-1] + self.counts
 
     @property
     def num_long(self) -> int:
@@ -75,6 +89,60 @@ def _chunks(meta: AttentionMetadata, first_row: int, device: torch.device) -> to
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = np.repeat(begins, counts) + CHUNK * within
     return to_device(np.stack((firsts, np.repeat(ends, counts)), axis=1).astype(np.int32), device)
+
+
+@dataclass(slots=True, frozen=True)
+class DraftedRows:
+    """The D requests of a step whose tokens are one that is known and drafts behind it.
+
+    A state cannot be taken back behind a draft that was wrong. So a layer keeps what goes into its state of their
+    tokens, and once it is known how many of them stay, just these go through it, from where it was (as vLLM's
+    ReplaySSM, which does so a step later).
+    """
+
+    slots: torch.Tensor  # int32 [D], as of StateStep
+    sources: torch.Tensor  # int32 [D], as of StateStep
+    length: int  # the most tokens that one of them brings
+    # int64 [D * length] those of the step's tokens that are theirs: as many for each, the last one repeated; None: all
+    # tokens of the step, of which each request has `length`.
+    tokens: torch.Tensor | None = None
+    rows: torch.Tensor | None = None  # int64 [D] which of the step's requests they are; None: all
+
+    @classmethod
+    def of(cls, meta: AttentionMetadata, slots: torch.Tensor, sources: torch.Tensor) -> DraftedRows | None:
+        """Those of a step; None: no request has drafts."""
+        if meta.is_static:
+            return cls(slots, sources, meta.max_query_len) if meta.max_query_len > 1 else None
+        if meta.drafted is None:
+            return None
+        assert meta.host_starts is not None, "a step with prompts is made on the host"
+        begins, ends = meta.host_starts[meta.drafted], meta.host_starts[meta.drafted + 1]
+        length = int((ends - begins).max())
+        tokens = np.minimum(begins[:, None] + np.arange(length), ends[:, None] - 1)
+        rows = to_device(meta.drafted, slots.device)
+        return cls(slots[rows], sources[rows], length, to_device(tokens.ravel(), slots.device), rows)
+
+    def without(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots int32 [R] of all requests of the step: none for these."""
+        if self.rows is None:
+            return torch.full_like(slots, -1)
+        return slots.index_fill(0, self.rows, -1)
+
+    def accepted(self, num_tokens: torch.Tensor) -> StateStep:
+        """The step in which so many int64 [D'] tokens of each of the first D' requests go through their states: each
+        has `length` places for them."""
+        count = len(num_tokens)
+        new = partial(torch.arange, dtype=torch.int32, device=num_tokens.device)
+        return StateStep(
+            starts=new(count + 1) * self.length,
+            slots=self.slots[:count],
+            sources=self.sources[:count],
+            row_of_token=new(count * self.length) // self.length,
+            num_short=count,
+            short_len=self.length,
+            chunks=self.slots.new_empty(0, 2),
+            counts=num_tokens.int(),
+        )
 
 
 @dataclass(slots=True, frozen=True)

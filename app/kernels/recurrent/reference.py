@@ -155,10 +155,10 @@ class _State:
 
 def _requests(states: torch.Tensor, step: StateStep) -> Iterator[tuple[slice, _State]]:
     """Each request's tokens and its state, which is written back behind them."""
-    starts = step.starts.tolist()
+    starts, ends = step.starts.tolist(), step.ends.tolist()
     for row, (source, slot) in enumerate(zip(step.sources.tolist(), step.slots.tolist(), strict=True)):
         state = _State((torch.zeros_like(states[0]) if source < 0 else states[source]).float().clone())
-        yield slice(starts[row], starts[row + 1]), state
+        yield slice(starts[row], ends[row]), state
         if slot >= 0:
             states[slot] = state.x
 

@@ -47,7 +47,7 @@ def causal_conv(
         seen = _seen(x, before, row, tokens + (place - behind), starts[row])
         total += seen.float() * weight[:, place].float()
     rows = torch.arange(len(step.slots), device=x.device)
-    last = [_seen(x, before, rows, starts[1:] + (place - behind), starts[:-1]) for place in range(behind)]
+    last = [_seen(x, before, rows, step.ends.long() + (place - behind), starts[:-1]) for place in range(behind)]
     _write(states, step.slots, torch.stack(last, dim=1))
     return (F.silu(total) if activate else total).to(x.dtype)
 
@@ -167,7 +167,7 @@ def _run(
     advance: Advance, states: torch.Tensor, step: StateStep, like: torch.Tensor, chunk: int = CHUNK
 ) -> torch.Tensor:
     """Take all states through their tokens; returns what these give, shaped as `like`."""
-    out = torch.empty_like(like)
+    out = torch.empty_like(like) if step.counts is None else torch.zeros_like(like)
     for rows, tokens in _parts(step):
         state = _read(states, step.sources[rows]).float()
         for part in torch.split(tokens, chunk, dim=1):
@@ -177,9 +177,14 @@ def _run(
     return out
 
 
-def _parts(step: StateStep) -> Iterator[tuple[slice, torch.Tensor]]:
+def _parts(step: StateStep) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor]]:
     """Rows that bring equally many tokens, and these [B, L]: the short ones together, the others one by one."""
     starts, device = step.starts.tolist(), step.starts.device
+    if step.counts is not None:
+        for count in sorted(set(step.counts.tolist())):
+            rows = (step.counts == count).nonzero()[:, 0]
+            yield rows, step.starts[rows].long()[:, None] + torch.arange(count, device=device)
+        return
     if step.num_short:
         tokens = torch.arange(step.num_short * step.short_len, device=device).view(step.num_short, -1)
         yield slice(0, step.num_short), tokens

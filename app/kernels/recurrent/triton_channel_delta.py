@@ -29,12 +29,12 @@ _VALUES = 32  # of a head that a program takes through the chunks
 @quick_launch
 @triton.jit
 def channel_step_kernel(
-    p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_sources, p_slots, p_out,
+    p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_counts, p_sources, p_slots, p_out,
     stride_mixed, stride_a, stride_b, stride_gate, scale, eps,
     H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEN: tl.constexpr,
     EPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, H): LEN tokens of a request."""
+    """Grid (R, H): LEN tokens of a request, or as many of them as it says."""
     i_r, i_h = tl.program_id(0), tl.program_id(1)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     m_k, m_v = o_k < DK, o_v < DV
@@ -47,7 +47,11 @@ def channel_step_kernel(
     b_bias = tl.load(p_dt_bias + i_h * DK + o_k, mask=m_k, other=0.0)
     b_weight = tl.load(p_norm + o_v, mask=m_v, other=0.0).to(tl.float32)
     i_first = tl.load(p_starts + i_r).to(tl.int64)
-    for i_t in range(i_first, i_first + LEN):
+    if p_counts is None:
+        b_count = LEN
+    else:
+        b_count = tl.load(p_counts + i_r)
+    for i_t in range(i_first, i_first + b_count):
         p_head = p_mixed + i_t * stride_mixed + i_h * DK + o_k
         b_q = tl.load(p_head, mask=m_k, other=0.0).to(tl.float32)
         b_k = tl.load(p_head + H * DK, mask=m_k, other=0.0).to(tl.float32)
@@ -184,8 +188,9 @@ def channel_delta(
     if step.num_short:
         channel_step_kernel[(step.num_short, heads.num_values)](
             mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, norm.gate, norm.weight, states,
-            step.starts, step.sources, step.slots, out, mixed.stride(0), gates.a.stride(0), gates.b.stride(0),
-            norm.gate.stride(0), heads.key_dim**-0.5, norm.eps, H=heads.num_values, DK=heads.key_dim,
+            step.starts, step.counts, step.sources, step.slots, out,
+            mixed.stride(0), gates.a.stride(0), gates.b.stride(0), norm.gate.stride(0),
+            heads.key_dim**-0.5, norm.eps, H=heads.num_values, DK=heads.key_dim,
             DV=heads.value_dim, BK=tiles[0], BV=tiles[1], LEN=step.short_len, EPS=UNIT_EPS,
             num_warps=max(1, min(8, tiles[0] * tiles[1] // 2048)),
         )  # fmt: skip

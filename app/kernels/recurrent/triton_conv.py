@@ -58,14 +58,19 @@ def causal_conv_kernel(
 @quick_launch
 @triton.jit
 def leave_inputs_kernel(
-    p_x, p_states, p_starts, p_sources, p_slots, stride_x, C: tl.constexpr, W: tl.constexpr, BC: tl.constexpr
-):
+    p_x, p_states, p_starts, p_counts, p_sources, p_slots, stride_x,
+    C: tl.constexpr, W: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Grid (R, tiles of BC channels): the last W - 1 tokens of each request, the oldest first. Older ones move to
     places before their own, so none is overwritten before it is read."""
     i_r = tl.program_id(0)
     o_c = tl.program_id(1) * BC + tl.arange(0, BC)
     m_c = o_c < C
-    b_start, b_end = tl.load(p_starts + i_r), tl.load(p_starts + i_r + 1)
+    b_start = tl.load(p_starts + i_r)
+    if p_counts is None:
+        b_end = tl.load(p_starts + i_r + 1)
+    else:
+        b_end = b_start + tl.load(p_counts + i_r)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
     for i_w in tl.static_range(W - 1):
         i_seen = b_end + (i_w - W + 1)
@@ -102,7 +107,7 @@ def causal_conv(
     )  # fmt: skip
     if not one_each:
         leave_inputs_kernel[(num_rows, tiles)](
-            x, states, step.starts, step.sources, step.slots, x.stride(0),
+            x, states, step.starts, step.counts, step.sources, step.slots, x.stride(0),
             C=channels, W=width, BC=_CHANNELS, num_warps=4,
         )  # fmt: skip
     return out

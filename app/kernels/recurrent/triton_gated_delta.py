@@ -22,12 +22,12 @@ STEP_NUMBERS, STEP_WARPS = 4096, 4  # of a state that a program works on at a ti
 @quick_launch
 @triton.jit
 def delta_step_kernel(
-    p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_sources, p_slots, p_out,
-    stride_mixed, stride_a, stride_b, stride_gate, scale, rate_scale, eps,
+    p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_counts, p_sources, p_slots,
+    p_out, stride_mixed, stride_a, stride_b, stride_gate, scale, rate_scale, eps,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ROWS: tl.constexpr, LEN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, HV): LEN tokens of a request."""
+    """Grid (R, HV): LEN tokens of a request, or as many of them as it says."""
     i_r, i_h = tl.program_id(0), tl.program_id(1)
     i_key = i_h // (HV // HK)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
@@ -41,6 +41,10 @@ def delta_step_kernel(
     b_next = tl.load(p_read, mask=m_tile & (b_source >= 0), other=0.0)
     b_decay = -tl.exp(tl.load(p_a_log + i_h))
     b_bias = tl.load(p_dt_bias + i_h)
+    if p_counts is None:
+        b_count = LEN
+    else:
+        b_count = tl.load(p_counts + i_r)
     for i_v in tl.static_range(0, BV, ROWS):
         o_v = i_v + o_r
         m_v = o_v < DV
@@ -48,7 +52,7 @@ def delta_step_kernel(
         if i_v + ROWS < BV:
             m_next = (o_v + ROWS < DV)[:, None] & m_k[None, :] & (b_source >= 0)
             b_next = tl.load(p_read + (i_v + ROWS) * DK, mask=m_next, other=0.0)
-        for i in range(LEN):
+        for i in range(b_count):
             i_t = b_first + i
             p_row = p_mixed + i_t * stride_mixed
             b_q = tl.load(p_row + i_key * DK + o_k, mask=m_k, other=0.0).to(tl.float32)
@@ -70,7 +74,7 @@ def delta_step_kernel(
     o_v = tl.arange(0, BV)
     m_v = o_v < DV
     b_weight = tl.load(p_norm + o_v, mask=m_v, other=0.0).to(tl.float32)
-    for i in range(LEN):
+    for i in range(b_count):
         i_t = b_first + i
         p_result = p_out + (i_t * HV + i_h) * DV + o_v
         b_o = tl.load(p_result, mask=m_v, other=0.0).to(tl.float32)
@@ -110,7 +114,7 @@ def _few_tokens(
     key_tile, value_tile = next_power_of_2(heads.key_dim), next_power_of_2(heads.value_dim)
     delta_step_kernel[(step.num_short, heads.num_values)](
         mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, norm.gate, norm.weight, states,
-        step.starts, step.sources, step.slots, out,
+        step.starts, step.counts, step.sources, step.slots, out,
         mixed.stride(0), gates.a.stride(0), gates.b.stride(0), norm.gate.stride(0), heads.key_dim**-0.5,
         gates.rate_scale, norm.eps,
         HK=heads.num_keys, HV=heads.num_values, DK=heads.key_dim, DV=heads.value_dim, BK=key_tile, BV=value_tile,

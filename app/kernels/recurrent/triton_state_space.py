@@ -22,12 +22,12 @@ _CHANNELS = 64  # of Mamba 1 that a program takes
 @quick_launch
 @triton.jit
 def space_step_kernel(
-    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_sources, p_slots, p_out,
+    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_counts, p_sources, p_slots, p_out,
     stride_x, stride_b, stride_c, stride_dt, dt_least, dt_most,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
     LEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, H): LEN tokens of a request."""
+    """Grid (R, H): LEN tokens of a request, or as many of them as it says."""
     i_r, i_h = tl.program_id(0), tl.program_id(1)
     i_g = i_h // (H // G)
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
@@ -39,7 +39,11 @@ def space_step_kernel(
     b_state = tl.load(p_states + b_source * H * P * N + o_state, mask=m_state & (b_source >= 0), other=0.0)
     b_state = b_state.to(tl.float32)
     b_decay, b_skip, b_bias = -tl.exp(tl.load(p_a_log + i_h)), tl.load(p_d + i_h), tl.load(p_dt_bias + i_h)
-    for i in range(LEN):
+    if p_counts is None:
+        b_count = LEN
+    else:
+        b_count = tl.load(p_counts + i_r)
+    for i in range(b_count):
         i_t = b_first + i
         b_x = tl.load(p_x + i_t * stride_x + i_h * P + o_p, mask=m_p, other=0.0).to(tl.float32)
         b_b = tl.load(p_b + i_t * stride_b + i_g * N + o_n, mask=m_n, other=0.0).to(tl.float32)
@@ -55,7 +59,7 @@ def space_step_kernel(
 @quick_launch
 @triton.jit
 def selective_scan_kernel(
-    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_sources, p_slots, p_out,
+    p_x, p_b, p_c, p_dt, p_a_log, p_d, p_dt_bias, p_states, p_starts, p_counts, p_sources, p_slots, p_out,
     stride_x, stride_b, stride_c, stride_dt, D: tl.constexpr, N: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, tiles of BD channels)."""
@@ -63,7 +67,10 @@ def selective_scan_kernel(
     m_d, m_n = o_d < D, o_n < N
     b_source, b_slot = tl.load(p_sources + i_r).to(tl.int64), tl.load(p_slots + i_r).to(tl.int64)
     b_first = tl.load(p_starts + i_r).to(tl.int64)
-    b_count = tl.load(p_starts + i_r + 1) - b_first
+    if p_counts is None:
+        b_count = tl.load(p_starts + i_r + 1) - b_first
+    else:
+        b_count = tl.load(p_counts + i_r).to(tl.int64)
     m_state = m_d[:, None] & m_n[None, :]
     o_state = o_d[:, None] * N + o_n[None, :]
     b_state = tl.load(p_states + b_source * D * N + o_state, mask=m_state & (b_source >= 0), other=0.0)
@@ -96,7 +103,7 @@ def state_space(inputs: SpaceInputs, states: torch.Tensor, step: StateStep) -> t
     if step.num_short:
         tiles = next_power_of_2(p), next_power_of_2(n)
         space_step_kernel[(step.num_short, h)](
-            x, b, c, dt, *numbers, states, step.starts, step.sources, step.slots, out, *strides,
+            x, b, c, dt, *numbers, states, step.starts, step.counts, step.sources, step.slots, out, *strides,
             **sizes, BP=tiles[0], BN=tiles[1], LEN=step.short_len,
             num_warps=max(1, min(8, tiles[0] * tiles[1] // 2048)),
         )  # fmt: skip
@@ -113,7 +120,7 @@ def selective_scan(inputs: ScanInputs, states: torch.Tensor, step: StateStep) ->
     if len(x):
         selective_scan_kernel[(len(step.slots), cdiv(channels, _CHANNELS))](
             x, inputs.b, inputs.c, inputs.dt, inputs.a_log, inputs.d, inputs.dt_bias, states,
-            step.starts, step.sources, step.slots, out,
+            step.starts, step.counts, step.sources, step.slots, out,
             x.stride(0), inputs.b.stride(0), inputs.c.stride(0), inputs.dt.stride(0),
             D=channels, N=size, BD=_CHANNELS, BN=next_power_of_2(size), num_warps=2,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from functools import partial
 from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
 from app.layers.experts.expert_mlp import Experts
+from app.layers.state_layer import StateLayer
 from app.loading.loader import format_named, load_model, names_of_other_ranks
 from app.models.base import EngineModel
 from app.platforms import platform_of
@@ -27,8 +28,9 @@ from app.worker.rows.row_state import RowState
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.spec_decode import create_proposer
-from app.worker.spec_decode.base import ProposerContext
+from app.worker.spec_decode.base import Proposer, ProposerContext
 from app.worker.spec_decode.draft_report import DraftReport
+from app.worker.spec_decode.drafted_states import DraftedStates
 from app.worker.spec_decode.drafting import Drafting
 from app.worker.state_limits import refuse_with_states
 from app.worker.warmup.plan import generation_plan
@@ -51,7 +53,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
     cache = KVCache(spec, device, config.max_num_seqs, num_encoded_slots(config, spec, device))
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
-    drafting = None if proposer is None else Drafting(proposer, state.columns, link)
+    drafting = None if proposer is None else _drafting(config, model, proposer, state, link)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
@@ -95,6 +97,15 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         graphs=graphs,
         notes=[*describe_encoded(spec, cache.num_encoded), *_notes(model, cascade)],
     )
+
+
+def _drafting(
+    config: EngineConfig, model: EngineModel, proposer: Proposer, state: RowState, link: StageLink
+) -> Drafting:
+    """The end of steps that verify drafts, with room for what layers that keep states need until then."""
+    layers = [layer for layer in model.attention_layers if isinstance(layer, StateLayer)]
+    places = config.max_num_seqs * (1 + proposer.num_draft_tokens)
+    return Drafting(proposer, state.columns, link, DraftedStates(layers, places) if layers else None)
 
 
 def _elsewhere(config: EngineConfig, place: Placement) -> frozenset[str]:

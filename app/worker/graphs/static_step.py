@@ -223,8 +223,15 @@ class StaticStep:
         places = None if each == 1 else self.places(key, inputs["counts"])
         num_new = self._drafting.keep(rows, places, made.targets, sampled)
         self.num_new[: key.size].copy_(num_new)
+        self.settle_states(key, num_new)
         if self._drafting.proposer.is_capturable:
             self._drafting.propose(rows, self._proposal(key, view, num_new, key.size, key.drafts))
+
+    def settle_states(self, key: StepKey, num_new: torch.Tensor) -> None:
+        """The step's first N rows have got `num_new` int64 [N] tokens, behind which their states are to be."""
+        states = None if self._drafting is None else self._drafting.states
+        if states is not None and self.places_each(key) > 1:
+            states.accept(self._context(key, self._view(key)[1], None), num_new)
 
     def propose(self, key: StepKey, num_new: torch.Tensor, num_drafts: int) -> None:
         """The drafts of the step's first N rows, none of which pads and which got `num_new` int64 [N] tokens, after a

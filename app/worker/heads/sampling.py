@@ -67,6 +67,7 @@ class SamplingHead(Head):
             if self._drafting is not None and len(sampled.rows) < len(rows):
                 rows = to_device(sampled.rows, self.device)
             kept = self._keep(results, sampled, rows, batch.targets)
+            self._settle_states(sampled, ctx, kept[1])
         if self._drafting is not None and (len(sampled.rows) or self._drafting.proposer.attention_layers):
             rows, num_new = kept
             ends = self._first_logits(batch) + num_new - 1
@@ -84,6 +85,15 @@ class SamplingHead(Head):
             self._drafting.propose(rows, proposal)
             self._drafting.tell(rows, num_new)
         return results
+
+    def _settle_states(self, sampled: SampledRows, ctx: ForwardContext, num_new: torch.Tensor) -> None:
+        """The rows got so many tokens int64 [N]."""
+        states = None if self._drafting is None else self._drafting.states
+        if states is None or sampled.num_drafts is None:
+            return
+        drafted = np.flatnonzero(sampled.num_drafts)
+        if len(drafted):
+            states.accept(ctx, num_new[to_device(drafted, self.device)])
 
     def _first_logits(self, batch: InputBatch) -> torch.Tensor:
         """int64 [N] the token of the step behind which each row's first new token is sampled."""
@@ -132,6 +142,7 @@ class SamplingHead(Head):
         rows = tensors.rows[: len(step.rows)]
         _, num_new = self._keep(results, sampled, rows, tensors.targets[at])
         if self._drafting is not None:
+            inner.settle_states(key, num_new)
             self._go_on(step, inner, key, num_new, is_proposed=False)
         return results
 

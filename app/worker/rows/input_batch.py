@@ -84,7 +84,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     return InputBatch(
         input_ids=tensors.input_ids,
         positions=tensors.positions,
-        attention=_metadata(state, tensors, sent["starts"], starts, seq_lens),
+        attention=_metadata(state, tensors, sent["starts"], starts, seq_lens, _drafted(step)),
         host=host,
         view=StepView(tensors, sent["starts"], sent, host),
         sampled=sampled,
@@ -104,8 +104,21 @@ def check_rows(state: RowState, step: SchedulerOutput, seq_lens: Int64Array) -> 
     assert ((seq_lens == known) == step.samples).all(), "rows sample exactly at the end of what is known"
 
 
+def _drafted(step: SchedulerOutput) -> Int64Array | None:
+    """Finds which of the step's rows bring drafts."""
+    if step.num_draft_tokens is None:
+        return None
+    found = np.flatnonzero(step.num_draft_tokens).astype(np.int64)
+    return found if len(found) else None
+
+
 def _metadata(
-    state: RowState, tensors: StepTensors, device_starts: torch.Tensor, starts: Int64Array, seq_lens: Int64Array
+    state: RowState,
+    tensors: StepTensors,
+    device_starts: torch.Tensor,
+    starts: Int64Array,
+    seq_lens: Int64Array,
+    drafted: Int64Array | None,
 ) -> AttentionMetadata:
     """`seq_lens` [R]: most tokens that each of the rows may have computed after the step."""
     counts, longest = np.diff(starts), int(seq_lens.max())
@@ -124,4 +137,5 @@ def _metadata(
         host_lens=seq_lens,
         more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
         rows=tensors.rows,
+        drafted=drafted,
     )

@@ -1,4 +1,4 @@
-"""The end of a step in an engine that drafts: verify, propose, tell the other stages."""
+"""The end of a step in an engine that drafts: verify, bring states up to what stays, propose, tell the other stages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from app.distributed.stage_link import StageLink
 from app.kernels.rows import RowColumns
 from app.worker.spec_decode.base import Proposal, Proposer
+from app.worker.spec_decode.drafted_states import DraftedStates
 from app.worker.spec_decode.feedback import pack
 from app.worker.spec_decode.verify import LogitsPlaces, keep_accepted, write_drafts
 
@@ -14,8 +15,12 @@ from app.worker.spec_decode.verify import LogitsPlaces, keep_accepted, write_dra
 class Drafting:
     """Used by the head of the last stage."""
 
-    def __init__(self, proposer: Proposer, columns: RowColumns, link: StageLink) -> None:
+    def __init__(
+        self, proposer: Proposer, columns: RowColumns, link: StageLink, states: DraftedStates | None = None
+    ) -> None:
+        """`states`: of the model's layers; None: they keep none."""
         self.proposer = proposer
+        self.states = states
         self._columns = columns
         self._link = link
 

@@ -26,6 +26,7 @@ class DraftPasses:
         self._tables = tables_of(columns, proposal.rows)
         assert columns.num_blocks is not None
         self._num_blocks = columns.num_blocks[proposal.rows]
+        self._step_rows = proposal.rows.int()
         self._rows = torch.arange(len(proposal.rows), device=proposal.rows.device)
         self._starts = torch.arange(len(proposal.rows) + 1, dtype=torch.int32, device=proposal.rows.device)
 
@@ -46,6 +47,7 @@ class DraftPasses:
             num_decodes=len(positions),
             is_static=step.is_static,
             more_tables=tuple(zip(self._tables[1:], slots[1:], strict=True)),
+            rows=self._step_rows,
         )
         return self._proposal.plan(positions, meta)
 

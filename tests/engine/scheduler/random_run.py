@@ -138,6 +138,8 @@ class RandomRun:
         )
         late, delay = rng.random() < 0.5, rng.randint(0, 5)
         most_drafts = 0 if self.is_plain or self.has_states else rng.choice([0, 1, 4])
+        if self.has_states:
+            most_drafts = random.Random(self.seed).choice([0, 1, 4])
         if most_drafts and self.seed % 2:  # as many as random times of steps make worth it
             config = config.model_copy(update={"speculative_config": SpeculativeConfig(method="ngram")})
         drafts = {"num_draft_tokens": most_drafts, "draft_quality": rng.choice([0.0, 0.5, 0.9, 1.0])}

@@ -1,0 +1,122 @@
+"""Models whose layers keep states give transformers' tokens while drafts are verified.
+
+The proposer knows the answers and lies at every third position, so some drafts of each step stay and others do not;
+prefixes that prompts share are found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from app.backends import PROPOSERS
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.in_process import InProcessExecutor
+from app.worker.worker import Worker
+from tests.engine.core_driver import KEY, assert_idle, make_request, run
+from tests.hf_logprobs import prompts
+from tests.models.families.test_state_families import IN_ALL_WAYS, directory_of
+from tests.tiny_models import hf_greedy, hf_model
+from tests.worker.spec_decode.oracle import Prophet
+from tests.worker.worker_driver import decode_statically
+
+MAX_TOKENS = 14
+
+
+class Forgetful(Prophet):
+    """Right but for every third position."""
+
+    def _drafts(self, row: int, known: int) -> list[int]:
+        drafts = super()._drafts(row, known)
+        return [0 if (known + ahead) % 3 == 0 else draft for ahead, draft in enumerate(drafts)]
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROPOSERS._table, "forgetful", f"{__name__}:{Forgetful.__name__}")
+
+
+def start_static(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers decode over static tensors from now on, as a GPU's do."""
+    start = Worker.start
+
+    def started(worker: Worker) -> Any:
+        info = start(worker)
+        decode_statically(worker, [1, 2, 4])
+        return info
+
+    monkeypatch.setattr(Worker, "start", started)
+
+
+def tokens_of(directory: Any, asked: list[list[int]], wanted: dict[str, Any]) -> tuple[dict[str, list[int]], Any, int]:
+    """What an engine says to these prompts, its figures, and how many steps it took."""
+    config = EngineConfig(
+        model=str(directory), device="cpu", num_threads=1, executor="in_process", block_size=8, max_model_len=128,
+        max_num_seqs=4, max_num_batched_tokens=40, num_blocks=40, max_step_s=0.0, speculative_config=wanted,
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+    core.start()
+    try:
+        requests = [
+            make_request(
+                str(i), prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, logprobs=1 if i % 3 else None
+            )
+            for i, prompt in enumerate(asked)
+        ]
+        results = run(core, requests)
+        assert_idle(core)
+        stats = core.stats()
+        return results.tokens, stats.figures, stats.steps_total
+    finally:
+        core.shutdown()
+
+
+# Of each kind of layer one, of which Mamba 1's and Kimi's have products between convolution and states.
+@pytest.mark.parametrize(
+    ("name", "is_static"),
+    [
+        (IN_ALL_WAYS, False),
+        (IN_ALL_WAYS, True),
+        ("mamba", True),
+        pytest.param("bamba", True, marks=pytest.mark.slow),
+        pytest.param("kimi_linear", True, marks=pytest.mark.slow),
+        pytest.param("lfm2", True, marks=pytest.mark.slow),
+        pytest.param("minimax", True, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", True, marks=pytest.mark.slow),
+        pytest.param("falcon_mamba", False, marks=pytest.mark.slow),
+        pytest.param("jamba", False, marks=pytest.mark.slow),
+        pytest.param("nemotron_h", False, marks=pytest.mark.slow),
+        pytest.param("kimi_linear", False, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_are_those_of_transformers(name: str, is_static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = directory_of(name)
+    shared, *ends = prompts((40, 3, 16, 1, 30, 9, 50))
+    asked = [ends[0], *(shared + end for end in ends)]
+    judge = hf_model(directory)
+    truth = [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in asked]
+    said = {(0, *prompt): answer for prompt, answer in zip(asked, truth, strict=True)}
+    monkeypatch.setattr(Prophet, "said", said)
+    if is_static:
+        start_static(monkeypatch)
+    with torch.inference_mode():
+        tokens, figures, steps = tokens_of(directory, asked, {"method": "forgetful", "num_speculative_tokens": 4})
+    assert [tokens[str(i)] for i in range(len(asked))] == truth
+    assert name != IN_ALL_WAYS or figures["prefix_cache_hits"] > 0
+    assert 0 < figures["accepted_tokens"] < figures["draft_tokens"]
+    assert steps < len(asked) * MAX_TOKENS
+
+
+def test_ngram_drafts_over_a_recurrent_model() -> None:
+    """Out of a prompt that repeats itself: the tokens of plain decoding."""
+    directory = directory_of(IN_ALL_WAYS)
+    asked = [prompt * 3 for prompt in prompts((12, 20, 25))]
+    judge = hf_model(directory)
+    wanted = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    tokens, figures, _ = tokens_of(directory, asked, wanted)
+    assert [tokens[str(i)] for i in range(len(asked))] == [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in asked]
+    assert figures["draft_tokens"] > 0
