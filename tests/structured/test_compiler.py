@@ -19,6 +19,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.errors import InvalidRequestError, OverloadedError
 from app.structured import compiler as compiler_module
 from app.structured.compiler import GrammarCompiler
+from app.structured.grammar import compile_grammar
 from app.structured.limits import GrammarLimits
 from app.structured.masks import MIN_PARALLEL, fill_masks
 from app.structured.matcher import GrammarFailure, Matcher
@@ -350,3 +351,19 @@ def test_a_starved_sandbox_is_no_verdict(compiler: GrammarCompiler, monkeypatch:
             compiler.matcher(spec)
     assert not compiler.knows(spec)
     assert compiler.matcher(spec)
+
+
+def test_a_full_cache_of_grammars_takes_little_memory() -> None:
+    """Schemas of many bounded texts take the most memory for their length."""
+    vocabulary = TokenizerVocabulary(INFO.directory, INFO.vocab_size, INFO.eos_token_ids).load()
+
+    def schema(number: int) -> StructuredOutputs:
+        properties = {f"{number}-{i:015}": {"type": "string", "maxLength": 1000} for i in range(1000)}
+        return StructuredOutputs(json={"type": "object", "properties": properties})
+
+    compile_grammar(schema(0), vocabulary)
+    before = psutil.Process().memory_info().rss
+    kept = [compile_grammar(schema(number), vocabulary) for number in range(1, 6)]
+    grown = (psutil.Process().memory_info().rss - before) / len(kept)
+    num_bytes = len(schema(1).model_dump_json())
+    assert grown / num_bytes < (256 << 20) / compiler_module.MAX_CACHED_BYTES
