@@ -198,6 +198,11 @@ class EngineConfig(Frozen):
         description="Take adapters that have more than low-rank matrices of linear layers: DoRA, biases, embeddings, "
         "output head, a classifier's head (enable_lora). Takes memory of each slot, and time of steps with adapters.",
     )
+    lora_experts: bool = Field(
+        False,
+        description="Take adapters of experts (enable_lora). Each slot takes memory for all experts, and steps with "
+        "adapters take longer.",
+    )
 
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
@@ -325,6 +330,8 @@ class EngineConfig(Frozen):
                 f"speculative_config: draft_tensor_parallel_size={draft_size}: 1, or tensor_parallel_size="
                 f"{self.tensor_parallel_size}"
             )
+        if self.lora_experts and self.enable_eplb:
+            raise ValueError("lora_experts: adapters of experts that move (enable_eplb) are not supported")
         if self.executor in OWN_PROCESS and self.world_size > 1:
             raise ValueError(
                 f"executor={self.executor} runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "

@@ -29,6 +29,7 @@ class BuildContext:
     kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
     state_dtype: torch.dtype = torch.float32  # of states of recurrences
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
+    adapts_experts: bool = False  # adapters may change experts, and the layers that are shared beside them
 
     def of_drafter(self, groups: ParallelGroups, max_model_len: int) -> BuildContext:
         """Makes the context of a small model beside it: in one stage, and whatever it holds stays where it is."""
@@ -39,6 +40,7 @@ class BuildContext:
             stage_layers=None,
             offload_bytes=0,
             redundant_experts=None,
+            adapts_experts=False,
         )
 
 

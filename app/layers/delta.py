@@ -28,3 +28,16 @@ class Delta(ABC):
     def add(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
         """The same for a product that stands: y [T, N], which is overwritten, + what x [T, K] gives; of an embedding x
         int [T] says which row each token has, below 0: none of this rank's."""
+
+
+class PairDelta(ABC):
+    """The same of a product of experts, whose rows are pairs of a token and one of its experts."""
+
+    @property
+    @abstractmethod
+    def is_wanted(self) -> bool:
+        """True if the step that is being computed has rows to which something is added."""
+
+    @abstractmethod
+    def add(self, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """See app.kernels.moe.AddToRows."""

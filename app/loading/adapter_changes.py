@@ -12,6 +12,7 @@ import torch
 from app.checkpoints.adapters.adapter_config import PARAM
 from app.errors import CheckpointError, UnsupportedError
 from app.layers.adapted_layer import AdaptedLayer
+from app.layers.experts.expert_linear import ExpertLinear
 from app.layers.replicated import ReplicatedLinear
 from app.layers.vocab import VocabShard
 
@@ -36,6 +37,8 @@ class LayerChange:
     def check(self) -> None:
         """UnsupportedError, CheckpointError name what the layer has no place for."""
         layer, inputs = self.layer, self.layer.input_share
+        if isinstance(layer, ExpertLinear):
+            self._refuse("of experts low-rank matrices are taken, and nothing beside them")
         if self.magnitude is not None and layer.is_streamed:
             self._refuse("DoRA on a layer whose weight stays in host memory (cpu_offload_gb) is not supported")
         if self.bias is not None and not layer.quantized_parts[self.part].has_bias:

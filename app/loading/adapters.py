@@ -20,6 +20,7 @@ from app.checkpoints.safetensors_header import TensorEntry
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError, UnsupportedError
 from app.layers.adapted_layer import AdaptedLayer
+from app.layers.experts.expert_linear import ExpertLinear
 from app.layers.quantized_layer import QuantizedLayer
 from app.layers.vocab import LMHead, VocabShard
 from app.loading.adapter_changes import SIDES, LayerChange, changes_of
@@ -83,21 +84,23 @@ class AdapterReader:
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
         tied = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, LMHead) and layer.tied)
         self._parts |= {name: (layer, "") for name, layer in tied}
+        self._experts = {name: layer for name, layer in model.named_modules() if isinstance(layer, ExpertLinear)}
+        self._elsewhere |= {one for name, layer in self._experts.items() for one in _of_other_ranks(name, layer)}
 
     def check(self, files: AdapterFiles) -> None:
         """CheckpointError, UnsupportedError name a tensor without a place, or of another size. By the header alone:
         what passes is no larger than the model has room for."""
         taken: set[tuple[AdaptedLayer, str]] = set()
         for module, entry in files.modules.items():
-            first, second = _meta(entry.first), _meta(entry.second)
-            for layer, part, size in self._places_of(files, entry, first, second):
-                if (layer, part) in taken:
-                    raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
-                taken.add((layer, part))
-                inputs, outputs = (size, len(second)) if entry.is_table else (entry.first.shape[1], size)
-                self._check_sizes(module, layer, part, inputs, outputs)
-                if files.config.ties and isinstance(layer, VocabShard):
-                    raise UnsupportedError(f"{module}: ensure_weight_tying is not supported", param=PARAM)
+            for name, first, second in self._modules(entry, _meta(entry.first), _meta(entry.second)):
+                for layer, part, size in self._places_of(files, entry, name, first, second):
+                    if (layer, part) in taken:
+                        raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
+                    taken.add((layer, part))
+                    inputs, outputs = (size, len(second)) if entry.is_table else (first.shape[1], size)
+                    self._check_sizes(module, layer, part, inputs, outputs)
+                    if files.config.ties and isinstance(layer, VocabShard):
+                        raise UnsupportedError(f"{module}: ensure_weight_tying is not supported", param=PARAM)
         for change in self._changes(files, None):
             change.check()
 
@@ -110,28 +113,62 @@ class AdapterReader:
         return self._changes(files, content)
 
     def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
-        first, second = (_read(one, content) for one in (entry.first, entry.second))
-        if entry.is_table:
-            for layer, part, _ in self._places_of(files, entry, first, second):
-                inputs = layer.input_share
-                own = first[:, inputs.start : inputs.start + inputs.size]
-                yield LayerPair(entry.module, layer, part, own, second, entry.scale)
+        whole = (_read(one, content) for one in (entry.first, entry.second))
+        for name, first, second in self._modules(entry, *whole):
+            if entry.is_table:
+                for layer, part, _ in self._places_of(files, entry, name, first, second):
+                    inputs = layer.input_share
+                    own = first[:, inputs.start : inputs.start + inputs.size]
+                    yield LayerPair(entry.module, layer, part, own, second, entry.scale)
+                continue
+            for layer, part, rows in self._rows(name, _as_weight(files, second)):
+                outputs, inputs = layer.output_shares[part], layer.input_share
+                own = rows.whole()[outputs.start : outputs.start + outputs.size]
+                first_own = first[:, inputs.start : inputs.start + inputs.size]
+                yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
+
+    def _modules(
+        self, entry: LowRankEntry, first: torch.Tensor, second: torch.Tensor
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """The modules that a pair is for, each with its two matrices: of a parameter of experts one for each."""
+        if not entry.num_experts:
+            yield entry.module, first, second
             return
-        for layer, part, rows in self._rows(entry.module, _as_weight(files, second)):
-            outputs, inputs = layer.output_shares[part], layer.input_share
-            own = rows.whole()[outputs.start : outputs.start + outputs.size]
-            first_own = first[:, inputs.start : inputs.start + inputs.size]
-            yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
+        experts, _, part = entry.module.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj")}.get(part, (part,))  # rows of gate lie above those of up
+        self._expect_stackable(entry, len(second), first.shape[1])
+        for number in range(entry.num_experts):
+            own = first[number * entry.rank : (number + 1) * entry.rank]
+            rows = second[:, number :: entry.num_experts].chunk(len(parts))
+            for name, of_part in zip(parts, rows, strict=False):  # fewer rows than parts are no layer's
+                yield f"{experts}.{number}.{name}", own, of_part
+
+    def _expect_stackable(self, entry: LowRankEntry, num_outputs: int, num_inputs: int) -> None:
+        """UnsupportedError where the base model's checkpoints hold these experts in one tensor themselves, which may
+        have its rows in another order; CheckpointError where its layer has another number of experts."""
+        shape = (entry.num_experts, num_outputs, num_inputs)
+        given = GivenTensor.of(entry.module, torch.empty(shape, device="meta"), "the adapter")
+        try:
+            names = [name for name, _ in self._model.own_tensors(given.name, given)]
+        except (RuntimeError, CheckpointError):
+            names = []
+        if names != [entry.module]:
+            what = "LoRA on experts that this model's checkpoints hold in one tensor is not supported"
+            raise UnsupportedError(f"{entry.module}: {what}", param=PARAM)
+        layer = self._experts.get(entry.module)
+        if layer is not None and layer.share.num_experts != entry.num_experts:
+            what = f"for {entry.num_experts} experts; the layer has {layer.share.num_experts}"
+            raise CheckpointError(f"{entry.module}: its matrices are {what}", param=PARAM)
 
     def _places_of(
-        self, files: AdapterFiles, entry: LowRankEntry, first: torch.Tensor, second: torch.Tensor
+        self, files: AdapterFiles, entry: LowRankEntry, module: str, first: torch.Tensor, second: torch.Tensor
     ) -> Iterator[tuple[AdaptedLayer, str, int]]:
-        """The layers and parts that a pair is for, and how many rows of the checkpoint's weight go there."""
+        """The layers and parts that a module's pair is for, and how many rows of the checkpoint's weight go there."""
         weight = first.t() if entry.is_table else _as_weight(files, second)
-        for layer, part, rows in self._rows(entry.module, weight):
+        for layer, part, rows in self._rows(module, weight):
             if entry.is_table != (layer.kind == "embedding"):
                 what = "an embedding" if entry.is_table else "another layer"
-                raise CheckpointError(f"{entry.module}: its matrices are {what}'s; the layer is not", param=PARAM)
+                raise CheckpointError(f"{module}: its matrices are {what}'s; the layer is not", param=PARAM)
             yield layer, part, rows.shape[0]
 
     def _changes(self, files: AdapterFiles, content: bytearray | None) -> list[LayerChange]:
@@ -188,6 +225,9 @@ class AdapterReader:
                 return None, ""
             raise CheckpointError(f"{module}: the model has no such layer", param=PARAM)
         layer, part = self._parts[name]
+        if isinstance(layer, ExpertLinear) and layer not in self._layers:
+            what = "LoRA on experts: start the engine with lora_experts for adapters of this kind"
+            raise UnsupportedError(f"{module}: {what}", param=PARAM)
         if isinstance(layer, VocabShard) and not self._extras:
             raise UnsupportedError(f"{module}: LoRA on {_kind(layer)}: {_NEEDS_EXTRAS}", param=PARAM)
         if not isinstance(layer, AdaptedLayer) or layer not in self._layers:
@@ -200,6 +240,14 @@ class AdapterReader:
         if (num_outputs, num_inputs) != (outputs, inputs):
             what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
             raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
+
+
+def _of_other_ranks(name: str, layer: ExpertLinear) -> Iterator[str]:
+    """Names of weights of the experts that other ranks hold whole."""
+    experts = name.rpartition(".")[0]
+    for expert in range(layer.share.num_experts):
+        if expert not in layer.slots:
+            yield from (f"{experts}.{expert}.{part}.weight" for part in layer.part_shares)
 
 
 def _as_weight(files: AdapterFiles, second: torch.Tensor) -> torch.Tensor:
@@ -221,5 +269,5 @@ def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
 
 
 def _kind(layer: QuantizedLayer) -> str:
-    kinds = {"head": "the output head", "embedding": "embeddings", "experts": "experts"}
+    kinds = {"head": "the output head", "embedding": "embeddings"}
     return kinds.get(layer.kind, f"{type(layer).__name__}s")

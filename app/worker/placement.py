@@ -82,6 +82,7 @@ def build_context(
         stage_layers=stages[groups.pp.rank],
         quantization=quantization,
         redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
+        adapts_experts=config.enable_lora and config.lora_experts,
     )
 
 

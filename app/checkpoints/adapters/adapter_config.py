@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ PARAM = "lora_path"
 MOST_RANK = 1 << 12  # of any adapter; an engine's own limit is far below
 MOST_PATTERNS = 256  # PEFT writes a handful
 MOST_PATTERN_CHARS = 256
-MOST_SAVED = 64  # modules that are saved whole
+MOST_SAVED = 64  # modules that are saved whole; parameters that are named
 PATTERN_TIME_S = 0.5  # that all matches of an object of patterns may take together
 # What a pattern is made of that names modules. Repetitions by number could make one of a few characters that takes
 # gigabytes.
@@ -42,6 +42,7 @@ _FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out", "inference_mode"), FLAG),
     **dict.fromkeys(("ensure_weight_tying",), FLAG),
     "modules_to_save": several(TEXT, MOST_SAVED),
+    "target_parameters": several(TEXT, MOST_SAVED),
     "base_model_name_or_path": TEXT,
     "init_lora_weights": either(FLAG, TEXT),
     "target_modules": either(TEXT, several(TEXT, 1 << 16)),
@@ -55,11 +56,13 @@ _OF_NO_MATTER = frozenset(
         "runtime_config", "qalora_group_size",
     }
 )  # fmt: skip
+# Parameters of transformers' layers of experts, in their order there: all experts of a layer in one tensor.
+EXPERT_PARTS = ("gate_up_proj", "down_proj")
 # What is read here.
 _READ = frozenset(
     {
         "bias", "r", "lora_alpha", "fan_in_fan_out", "use_rslora", "rank_pattern", "alpha_pattern",
-        "init_lora_weights", "use_dora", "lora_bias", "modules_to_save", "ensure_weight_tying",
+        "init_lora_weights", "use_dora", "lora_bias", "modules_to_save", "ensure_weight_tying", "target_parameters",
     }
 )  # fmt: skip
 _KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")  # ways to begin that leave the base model's weights
@@ -69,7 +72,6 @@ _REFUSED: Mapping[str, str] = {
     "trainable_token_indices": "embeddings of single tokens are not supported",
     "alora_invocation_tokens": "activated LoRA is not supported",
     "layer_replication": "layers that run several times are not supported",
-    "target_parameters": "LoRA on parameters (experts in one tensor) is not supported",
     "use_qalora": "QALoRA is not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "megatron_config": "Megatron's layers are not supported",
@@ -128,6 +130,7 @@ class AdapterConfig:
     biases: str  # whose were trained: those of no layer, of its own layers ("lora_only"), of "all"
     saved: tuple[str, ...]  # modules that it holds whole
     ties: bool  # what is tied in the base model it changes alike
+    expert_parts: tuple[str, ...]  # of EXPERT_PARTS, those whose experts it changes in one tensor
     content: bytes  # the whole file in one spelling, for the adapter's digest
 
     @classmethod
@@ -155,6 +158,7 @@ class AdapterConfig:
             biases=fields.get("bias") or "none",
             saved=tuple(fields.get("modules_to_save") or ()),
             ties=bool(fields.get("ensure_weight_tying")),
+            expert_parts=tuple(one for one in EXPERT_PARTS if one in _leaves(fields.get("target_parameters") or ())),
             content=json.dumps(fields, sort_keys=True, separators=(",", ":")).encode(),
         )
 
@@ -167,6 +171,10 @@ class AdapterConfig:
     def saves(self, module: str) -> bool:
         """True if the module is one that is held whole, or a part of one."""
         return any(f".{saved}." in f".{module}." for saved in self.saved)
+
+
+def _leaves(parameters: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in parameters}
 
 
 def _refuse_unknown(fields: Mapping[str, Any], file: Path) -> None:

@@ -42,6 +42,7 @@ _SIDES: Mapping[str, str] = {
 }
 _VECTORS = ("magnitude", "second_bias", "bias")
 _PAIRS = ("first", "second", "table_first", "table_second")
+_EXPERTS, _INNER = ".experts", ".base_layer"
 _CHUNK_BYTES = 1 << 22
 # What PEFT calls tensors that have no place here, and why.
 _REFUSED: Mapping[str, str] = {
@@ -60,6 +61,9 @@ class LowRankEntry:
     rank: int
     scale: float  # of the product of both
     is_table: bool = False  # an embedding's
+    # Experts whose matrices are in these; 0: it is no parameter of experts. Theirs are rows [E, r] of the first, and
+    # columns [r, E] of the second.
+    num_experts: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -203,7 +207,7 @@ def _place(file: Path, name: str, config: AdapterConfig) -> tuple[str, str]:
     if name.startswith(PREFIX):
         for ending, side in _SIDES.items():
             if name.endswith(ending) and (side != "bias" or config.biases != "none"):
-                return name[len(PREFIX) : -len(ending)], side
+                return _module(name[len(PREFIX) : -len(ending)], config), side
         module, _, leaf = name[len(PREFIX) :].rpartition(".")
         if (leaf in ("weight", "bias") and config.saves(module)) or (leaf == "bias" and config.biases == "all"):
             return module, leaf
@@ -211,6 +215,16 @@ def _place(file: Path, name: str, config: AdapterConfig) -> tuple[str, str]:
         if part in name:
             raise UnsupportedError(f"{file}: {name}: {reason}", param=PARAM)
     raise CheckpointError(f"{file}: {name} is no tensor of a LoRA adapter as PEFT names them", param=PARAM)
+
+
+def _module(name: str, config: AdapterConfig) -> str:
+    """The module of this name in the file, where it is one; of a parameter of experts the parameter's own name. PEFT
+    gives the last of them the name of their module, and the one before `.base_layer` behind it (its ParamWrapper)."""
+    experts = name.removesuffix(_INNER)
+    if not config.expert_parts or not experts.endswith(_EXPERTS):
+        return name
+    part = config.expert_parts[-1 if experts == name else 0]
+    return f"{experts}.{part}"
 
 
 def _entry(
@@ -231,19 +245,25 @@ def _entry(
             raise CheckpointError(f"{file}: {module}: {what}", param=PARAM)
     first, second = found["first"], found["second"]
     rank, scale = config.of_module(module)
-    if (first.shape[0], second.shape[1]) != (rank, rank):
+    num_experts = 0
+    if module.endswith(tuple(f"{_EXPERTS}.{part}" for part in config.expert_parts)):
+        num_experts = max(1, first.shape[0] // rank)
+    ranks = rank * max(1, num_experts)
+    if (first.shape[0], second.shape[1]) != (ranks, ranks):
         what = f"lora_A is {list(first.shape)} and lora_B {list(second.shape)}, but {CONFIG_FILE} says rank {rank}"
         raise CheckpointError(f"{file}: {module}: {what}", param=PARAM)
     _check_rank(file, module, rank, max_rank)
-    return LowRankEntry(module, first, second, rank, scale, is_table)
+    return LowRankEntry(module, first, second, rank, scale, is_table, num_experts)
 
 
 def _extras(file: Path, module: str, sides: Mapping[str, TensorEntry], max_rank: int) -> ModuleExtras:
     extras = ModuleExtras(**{side: entry for side, entry in sides.items() if side not in _PAIRS})
     if not any(side in sides for side in _PAIRS) and (extras.magnitude or extras.second_bias or extras.base):
         raise CheckpointError(f"{file}: {PREFIX}{module}.lora_A.weight is missing", param=PARAM)
-    if extras.weight is not None:  # as two matrices, of which one is the identity
-        _check_rank(file, module, extras.weight.shape[0], max_rank)
+    if extras.weight is not None and extras.weight.shape[0] > max_rank:  # two matrices, of which one is the identity
+        what = f"modules_to_save: {module} is held whole, with {extras.weight.shape[0]} outputs"
+        why = f"a slot has room for classifiers' heads of max_lora_rank={max_rank} classes, and for no whole table"
+        raise UnsupportedError(f"{file}: {what}: {why}", param=PARAM)
     return extras
 
 

@@ -41,6 +41,16 @@ class SlotMatrices:
     changes: SlotChanges | None = None  # None: products are all that adapters add
 
 
+@dataclass(slots=True, frozen=True)
+class ExpertMatrices:
+    """The matrices of one product of E experts in all S slots."""
+
+    first: torch.Tensor  # [S, tiles, E, P, TILE_RANK, K], of each of P parts
+    second: torch.Tensor  # [S, tiles, E, N, TILE_RANK], the parts' outputs one behind the other
+    num_tiles: torch.Tensor  # int32 [S] that the slot's adapter has
+    part_sizes: tuple[int, ...]  # outputs of each part of an expert, N together
+
+
 class SlotRows(Protocol):
     """A step's tokens, sorted by their slots."""
 
@@ -67,6 +77,16 @@ class AddLookedUp(Protocol):
     def __call__(self, inputs: torch.Tensor, matrices: SlotMatrices, rows: SlotRows, y: torch.Tensor) -> torch.Tensor:
         """y [T, N], which is overwritten, + first[:, input] second^T of each token's slot, of one part. inputs int [T];
         below 0: nothing is added."""
+
+
+class AddExpertProducts(Protocol):
+    """Adds the low-rank products of rows that each go through one expert."""
+
+    def __call__(
+        self, x: torch.Tensor, slots: torch.Tensor, experts: torch.Tensor, matrices: ExpertMatrices, y: torch.Tensor
+    ) -> torch.Tensor:
+        """y [n, N], which is overwritten, + (x first^T) second^T of each row's slot and expert. x [n, K]; slots and
+        experts int [n]: nothing is added where one is below 0, or an expert is none of the E."""
 
 
 class Change(Protocol):
@@ -103,6 +123,7 @@ class LoraOps:
     linear: LinearOps[AdaptedWeight]  # with the product itself, and what follows it
     changed: LinearOps[AdaptedWeight]  # the same of matrices with `changes`
     add_looked_up: AddLookedUp
+    add_expert_products: AddExpertProducts
     change: Change
     part_tiles: PartTiles
 

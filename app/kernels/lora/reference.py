@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from app.kernels.gemm import Inputs, materialize
-from app.kernels.lora import LoraOps, SlotChanges, SlotMatrices, SlotRows
+from app.kernels.lora import ExpertMatrices, LoraOps, SlotChanges, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
 
 
@@ -50,6 +50,22 @@ def add_looked_up(inputs: torch.Tensor, matrices: SlotMatrices, rows: SlotRows, 
     return y
 
 
+def add_expert_products(
+    x: torch.Tensor, slots: torch.Tensor, experts: torch.Tensor, matrices: ExpertMatrices, y: torch.Tensor
+) -> torch.Tensor:
+    """See AddExpertProducts."""
+    present = set(zip(slots.tolist(), experts.tolist(), strict=True))
+    for slot, expert in sorted(one for one in present if one[0] >= 0 and 0 <= one[1] < matrices.first.shape[2]):
+        rows = ((slots == slot) & (experts == expert)).nonzero()[:, 0]
+        tiles, own, start = int(matrices.num_tiles[slot]), x[rows], 0
+        for part, size in enumerate(matrices.part_sizes):
+            first = matrices.first[slot, :tiles, expert, part].flatten(0, 1)  # [ranks, K]
+            second = matrices.second[slot, :tiles, expert, start : start + size].transpose(0, 1).flatten(1)
+            y[rows, start : start + size] += (own @ first.T) @ second.T
+            start += size
+    return y
+
+
 def change(y: torch.Tensor, changes: SlotChanges, rows: SlotRows) -> torch.Tensor:
     """See Change."""
     assert isinstance(rows, TokensOfSlots)
@@ -70,6 +86,7 @@ OPS = LoraOps(
     linear=ops_apart(add_products),
     changed=ops_apart(add_products, change),
     add_looked_up=add_looked_up,
+    add_expert_products=add_expert_products,
     change=change,
     part_tiles=part_tiles,
 )

@@ -17,6 +17,7 @@ from app.kernels.gemm.triton_small import SmallTile
 from app.kernels.launch import cdiv
 from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
+from app.kernels.lora.gathered import add_expert_products
 from app.kernels.lora.triton_change import change
 from app.kernels.lora.triton_expand import COLUMNS, expand
 from app.kernels.lora.triton_shrink import Hidden, shrink
@@ -126,6 +127,7 @@ OPS = LoraOps(
     linear=LinearOps(linear, gated_linear, linear_add_norm),
     changed=ops_apart(add_products, change),
     add_looked_up=add_looked_up,
+    add_expert_products=add_expert_products,
     change=change,
     part_tiles=part_tiles,
 )

@@ -111,6 +111,14 @@ class ExpertWeights:
     weighs_input: bool = False  # a routing weight multiplies what its expert reads, not what it gives (Llama 4)
 
 
+class AddToRows(Protocol):
+    """Adds to a product of rows what adapters make of the same rows."""
+
+    def __call__(self, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y [n, N], which is overwritten, + what x [n, K] gives: of these tokens int64 [n], each through one of the
+        experts int32 [n] of this rank (-1: none)."""
+
+
 class ExpertRows(ABC):
     """Holds what the chosen experts gave, not summed yet. Each method sums it anew: in fp32 over the token's experts in
     the order of its ids, then `shared`, rounded once."""
@@ -181,6 +189,17 @@ class ExpertsOp(Protocol):
         """x [T, C] through the experts that `routing` names."""
 
 
+class AdaptedExpertsOp(Protocol):
+    """Grouped products to which adapters add."""
+
+    def __call__(
+        self, x: Activations, routing: Routing, weights: ExpertWeights, gate_up: AddToRows, down: AddToRows
+    ) -> ExpertRows:
+        """The same as ExpertsOp, with what is added to the first product before its weights, bias and activation, and
+        to the second. Rows to which nothing is added are the same, but for the rounding of an activation that is a
+        launch of its own."""
+
+
 @dataclass(slots=True, frozen=True)
 class MoEOps:
     """One implementation."""
@@ -188,6 +207,7 @@ class MoEOps:
     route: RouteOp
     gate: GateOp
     experts: ExpertsOp
+    adapted: AdaptedExpertsOp
     to_slots: SlotsOp
     # Whether `experts` multiplies by weights in this form; others are dequantized when they are loaded.
     serves: Callable[[PackedExperts], bool] = lambda _: False

@@ -7,7 +7,17 @@ import torch.nn.functional as F
 
 from app.kernels.fused.reference import activate, add_rms_norm
 from app.kernels.gemm import Activations, materialize
-from app.kernels.moe import GLU, LEAST_SUM, ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing, RoutingRule
+from app.kernels.moe import (
+    GLU,
+    LEAST_SUM,
+    AddToRows,
+    ExpertRows,
+    ExpertWeights,
+    MoEOps,
+    PackedExperts,
+    Routing,
+    RoutingRule,
+)
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -142,18 +152,31 @@ class PlainRows(ExpertRows):
 
 def experts(x: Activations, routing: Routing, weights: ExpertWeights) -> ExpertRows:
     """x [T, C] through its experts, one expert after another."""
+    return adapted(x, routing, weights, _nothing, _nothing)
+
+
+def _nothing(x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """See AddToRows."""
+    return y
+
+
+def adapted(
+    x: Activations, routing: Routing, weights: ExpertWeights, gate_up: AddToRows, down: AddToRows
+) -> ExpertRows:
+    """The same with what adapters add."""
     x = materialize(x)
     ids = routing.ids.tolist()
     rows = x.new_zeros(len(x), routing.ids.shape[1], weights.down.shape[1])
     for expert in sorted({expert for chosen in ids for expert in chosen} - {-1}):
         i_t, i_k = (routing.ids == expert).nonzero(as_tuple=True)
-        gate_up = expert_weight(weights.gate_up, expert, x.dtype)
-        h = F.linear(x[i_t], gate_up)
+        own = routing.ids[i_t, i_k]
+        h = gate_up(x[i_t], i_t, own, F.linear(x[i_t], expert_weight(weights.gate_up, expert, x.dtype)))
         if weights.weighs_input:  # what multiplies a row multiplies its product
             h = (h.float() * routing.weights[i_t, i_k, None]).to(h.dtype)
         h = h if weights.gate_up_bias is None else h + weights.gate_up_bias[expert]
         bias = None if weights.down_bias is None else weights.down_bias[expert]
-        rows[i_t, i_k] = F.linear(glu(h, weights.activation), expert_weight(weights.down, expert, x.dtype), bias)
+        h = glu(h, weights.activation)
+        rows[i_t, i_k] = down(h, i_t, own, F.linear(h, expert_weight(weights.down, expert, x.dtype), bias))
     return PlainRows(rows, routing, is_weighed=weights.weighs_input)
 
 
@@ -171,4 +194,4 @@ def to_slots(
     return torch.where(is_one, table[expert, column], -1)
 
 
-OPS = MoEOps(route=route, gate=gate, experts=experts, to_slots=to_slots, serves=lambda _: True)
+OPS = MoEOps(route=route, gate=gate, experts=experts, adapted=adapted, to_slots=to_slots, serves=lambda _: True)

@@ -3,23 +3,28 @@ few, and one more, which sorts their pairs, where they are many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from app.kernels.gemm import Activations, DeferredNorm, materialize
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.triton_quantize import quantize
-from app.kernels.moe import ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
+from app.kernels.moe import AddToRows, ExpertRows, ExpertWeights, MoEOps, PackedExperts, Routing
+from app.kernels.moe.reference import glu
 from app.kernels.moe.stored import fp8_tiles, serves, stored_tiles
 from app.kernels.moe.tiles import Fp8LayerTiles, LayerTiles, tiles_for
 from app.kernels.moe.triton_few import FewRows
 from app.kernels.moe.triton_fp8 import Fp8Product, RoundedRows, down_product, gate_up_product
 from app.kernels.moe.triton_gate import gate, route
-from app.kernels.moe.triton_grouped import Product, scan_product, sorted_product
+from app.kernels.moe.triton_grouped import GroupedTile, Product, scan_product, sorted_product
 from app.kernels.moe.triton_slots import to_slots
 from app.kernels.moe.triton_sort import sort_pairs
 from app.kernels.moe.triton_stored import plain_experts
 from app.kernels.moe.triton_sum import sum_add_norm, sum_rows
 
+PairProduct = Callable[..., torch.Tensor]
 MOST_FEW = 8  # tokens whose down product is summed in the same launch
 
 
@@ -95,4 +100,52 @@ def experts(
     return SummedRows(out, routing, is_weighed=weights.weighs_input)
 
 
-OPS = MoEOps(route=route, gate=gate, experts=experts, to_slots=to_slots, serves=serves)
+def adapted(
+    x: Activations,
+    routing: Routing,
+    weights: ExpertWeights,
+    gate_up: AddToRows,
+    down: AddToRows,
+    tiles: LayerTiles | Fp8LayerTiles | None = None,
+) -> ExpertRows:
+    """The same as `reference.adapted`: both products as they are, in the order of the ids. Experts whose products round
+    activations are unpacked, and nothing is rounded."""
+    rows, (ids, given) = materialize(x), routing
+    if ids.numel() == 0:
+        return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
+    tiles = tiles or tiles_for(ids, weights, rows.dtype)
+    if isinstance(tiles, Fp8LayerTiles):
+        plain = (plain_experts(weight, rows.dtype) for weight in (weights.gate_up, weights.down))
+        weights = replace(weights, gate_up=next(plain), down=next(plain))
+        tiles = tiles_for(ids, weights, rows.dtype)
+        assert isinstance(tiles, LayerTiles)
+    tokens = torch.arange(len(rows), device=rows.device).repeat_interleave(ids.shape[1])
+    chosen, pairs = ids.flatten(), rows.repeat_interleave(ids.shape[1], 0)
+    multiply = _pair_products(ids, weights, tiles, rows.dtype)
+    h = gate_up(pairs, tokens, chosen, multiply(pairs, weights.gate_up, tiles.gate_up))
+    if weights.weighs_input:
+        h = (h.float() * given.flatten()[:, None]).to(h.dtype)
+    if weights.gate_up_bias is not None:
+        h = h + weights.gate_up_bias[chosen.clamp(min=0).long()]
+    h = glu(h, weights.activation)
+    out = multiply(h, weights.down, tiles.down, weights.down_bias)
+    return SummedRows(down(h, tokens, chosen, out), routing, is_weighed=weights.weighs_input)
+
+
+def _pair_products(ids: torch.Tensor, weights: ExpertWeights, tiles: LayerTiles, dtype: torch.dtype) -> PairProduct:
+    """The product of rows [T * K, ...] in the order of the ids, and of rows in that order."""
+    pairs = sort_pairs(ids, weights.down.shape[0], tiles.gate_up.rows) if tiles.is_sorted else None
+
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor | PackedExperts,
+        tile: GroupedTile,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        product = Product(_readable(weight, dtype, tiles), bias)
+        return scan_product(product, x, ids, 1, tile) if pairs is None else sorted_product(product, x, pairs, 1, tile)
+
+    return multiply
+
+
+OPS = MoEOps(route=route, gate=gate, experts=experts, adapted=adapted, to_slots=to_slots, serves=serves)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.parts import UnpackedWeight
 from app.kernels.moe import MOE_OPS
+from app.kernels.moe.reference import expert_weight
 from app.kernels.moe.stacked import StackedExperts, is_stackable, stack_experts
+from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
+from app.layers.delta import PairDelta
 from app.layers.experts.expert_share import ExpertShare
-from app.layers.quantized_layer import LayerPart, QuantizedLayer
+from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.quantization.base import QuantMethod
@@ -21,10 +25,11 @@ from app.quantization.forms import PlainForm, WeightForm
 from app.quantization.plain import PLAIN_METHOD
 
 
-class ExpertLinear(QuantizedLayer):
+class ExpertLinear(AdaptedLayer):
     """weight [E, N, K], bias [E, N]; the checkpoint has `7.gate_proj.weight` and so on beside it."""
 
     weight: Weight  # where a quantization method stores a leaf of this name
+    pair_delta: PairDelta | None = None  # what adapters add to products of some rows
 
     def __init__(
         self,
@@ -38,23 +43,24 @@ class ExpertLinear(QuantizedLayer):
         """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint; `spare`: slots behind
         those of experts, for plain weights that somebody else puts there."""
         super().__init__()
-        self.share, self.dtype, self.ops = share, ctx.dtype, MOE_OPS.on(ctx.device)
+        self.share, self.dtype, self.device, self.ops = share, ctx.dtype, ctx.device, MOE_OPS.on(ctx.device)
+        self.tp = ctx.groups.tp
         self.slots = {expert: slot for slot, expert in enumerate(share.held)}
-        self.output_shares, self.input_share, self.has_bias, self.spare = dict(outputs), inputs, bias, spare
+        self.part_shares, self.input_share, self.has_bias, self.spare = dict(outputs), inputs, bias, spare
+        self.output_shares = {f"{expert}.{part}": one for expert in self.slots for part, one in outputs.items()}
         self.stored: list[StoredWeight] = []
         self.store(dict.fromkeys(self.quantized_parts, PLAIN_METHOD))
         spec = WeightSpec(self.load_bias, tuple(self.quantized_parts))
         size = sum(one.size for one in outputs.values())
         self.bias = Weight(torch.empty(len(self.slots), size, dtype=ctx.dtype), spec) if bias else None
         self.packed: StackedExperts | torch.Tensor | None = None  # None: the parameter, as it is
-        self.is_streamed = False  # see Linear
+        self.is_streamed = False
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
         """See QuantizedLayer."""
         part_of = {
-            part: LayerPart(one.whole, self.input_share.whole, self.has_bias)
-            for part, one in self.output_shares.items()
+            part: LayerPart(one.whole, self.input_share.whole, self.has_bias) for part, one in self.part_shares.items()
         }
         return {f"{expert}.{part}": size for expert in self.slots for part, size in part_of.items()}
 
@@ -62,10 +68,10 @@ class ExpertLinear(QuantizedLayer):
         """Parts and experts in one parameter, if their methods and entries allow it."""
         for weight in self.stored:
             weight.remove()
-        parts, method = list(self.output_shares), next(iter(methods.values()))
+        parts, method = list(self.part_shares), next(iter(methods.values()))
         alike = all(methods[f"{one}.{part}"] == methods[f"{one}.{parts[0]}"] for one in self.slots for part in parts)
         alike &= all(method.stores_like(other, self.dtype) for other in methods.values())
-        if alike and StoredWeight.fits(method, list(self.output_shares.values()), self.dtype):
+        if alike and StoredWeight.fits(method, list(self.part_shares.values()), self.dtype):
             self.stored = [self._stored({one: methods[f"{one}.{parts[0]}"] for one in self.slots}, parts, "")]
             return
         self.stored = []
@@ -86,10 +92,10 @@ class ExpertLinear(QuantizedLayer):
         return groups
 
     def _stored(self, experts: Mapping[int, QuantMethod], parts: Sequence[str], prefix: str) -> StoredWeight:
-        first = self.output_shares[parts[0]].offset
+        first = self.part_shares[parts[0]].offset
         outputs = {
             part: Share(one.offset - first, one.size, one.start, one.whole)
-            for part, one in self.output_shares.items()
+            for part, one in self.part_shares.items()
             if part in parts
         }
         return StoredWeight(
@@ -106,7 +112,7 @@ class ExpertLinear(QuantizedLayer):
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Have this rank's share of an expert's bias read; where ranks share its inputs, the first one adds it."""
         expert, _, part = shard_id.partition(".")
-        share = self.output_shares[part]
+        share = self.part_shares[part]
         expect_shape(tensor, share.whole)
         target = weight.data[self.slots[int(expert)]].narrow(0, share.offset, share.size)
         if self.input_share.start:
@@ -118,6 +124,11 @@ class ExpertLinear(QuantizedLayer):
     def multiplier(self) -> StackedExperts | torch.Tensor:
         """Returns what multiplies, [E, N, K]."""
         return self.weight if self.packed is None else self.packed
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See AdaptedLayer: of all experts, one behind the other."""
+        weights = (expert_weight(self.multiplier, slot, x.dtype) for slot in range(len(self.slots)))
+        return torch.cat([F.linear(x, weight) for weight in weights], 1)
 
     @property
     def spare_slots(self) -> torch.Tensor:

@@ -51,6 +51,9 @@ class Experts(Layer):
             down_bias=self.down_proj.bias,
             weighs_input=self.weighs_input,
         )
+        first, second = self.gate_up_proj.pair_delta, self.down_proj.pair_delta
+        if first is not None and second is not None and first.is_wanted:
+            return self.ops.adapted(x, routing, weights, first.add, second.add)
         return self.ops.experts(x, routing, weights)
 
     @property

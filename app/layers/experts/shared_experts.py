@@ -36,7 +36,8 @@ def num_among_experts(ctx: BuildContext, settings: ExpertSettings) -> int:
     s = settings
     is_alike = s.activation is None and not s.gates_shared and not s.bias and s.shared_size % s.intermediate_size == 0
     is_plain = ctx.quantization is PLAIN_METHOD and not ctx.offload_bytes  # streamed weights lie elsewhere each time
-    return s.shared_size // s.intermediate_size if is_alike and is_plain and ctx.groups.ep.size == 1 else 0
+    is_apart = ctx.groups.ep.size > 1 or ctx.adapts_experts
+    return 0 if is_apart or not (is_alike and is_plain) else s.shared_size // s.intermediate_size
 
 
 class SharedAmongExperts(Layer):

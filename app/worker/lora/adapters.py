@@ -22,6 +22,7 @@ from app.errors import CheckpointError, InvalidRequestError
 from app.kernels.lora import LORA_OPS, NO_SLOT
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import HiddenStates
+from app.layers.experts.expert_linear import ExpertLinear
 from app.layers.linear import Linear
 from app.layers.vocab import LMHead, VocabEmbedding
 from app.loading.adapters import AdapterReader
@@ -33,7 +34,7 @@ from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
 from app.worker.forward_pass import Chosen
 from app.worker.lora.fitting import Fitting
-from app.worker.lora.layer_delta import AdapterStep, HeadDelta, LayerDelta, TableDelta
+from app.worker.lora.layer_delta import AdapterStep, ExpertDelta, HeadDelta, LayerDelta, TableDelta
 from app.worker.lora.slot_pool import HostAdapter, SlotPool
 from app.worker.lora.slot_table import SlotTable
 from app.worker.rows.step_inputs import StepInputs, StepView
@@ -65,10 +66,13 @@ class Adapters(WorkerFeature):
         self._is_static = False
         self._weights_changed = False
         self._figures: defaultdict[str, float] = defaultdict(float)  # since the last report
-        device = self._device = pool.matrices(pool.layers[0]).num_tiles.device
+        device = self._device = pool.device
         self._ops = LORA_OPS.on(device)
         for layer in pool.layers:
-            layer.delta = _delta_of(layer)(pool.matrices(layer), self._ops, self._step)
+            if isinstance(layer, ExpertLinear):
+                layer.pair_delta = ExpertDelta(pool.expert_matrices(layer), self._ops, self._step)
+            else:
+                layer.delta = _delta_of(layer)(pool.matrices(layer), self._ops, self._step)
 
     # ---- calls between steps
 
@@ -136,7 +140,7 @@ class Adapters(WorkerFeature):
 
     def before(self, step: SchedulerOutput) -> None:
         """Rows leave their adapters before others take theirs: a slot may be given away within one message."""
-        self._step.rows = self._token_slots = None
+        self._step.rows = self._step.slots = self._token_slots = None
         for row in [*step.freed_rows, *(request.row for request in step.new_requests)]:
             self._leave(row)
         for request in step.new_requests:
@@ -168,11 +172,11 @@ class Adapters(WorkerFeature):
     def inputs(self, view: StepView) -> None:
         """Sort the step's tokens by their adapters."""
         self._token_slots, self._is_static = view.of_tokens("adapter_slot"), view.host is None
-        self._step.rows = self._pool.sorted(self._ops, self._token_slots)
+        self._step.rows, self._step.slots = self._pool.sorted(self._ops, self._token_slots), self._token_slots
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The layers are done; a proposer's own have no adapters."""
-        self._step.rows = None
+        self._step.rows = self._step.slots = None
 
     @contextmanager
     def within_logits(self, chosen: Chosen) -> Iterator[None]:
@@ -199,9 +203,9 @@ class Adapters(WorkerFeature):
         """See WorkerFeature: all tokens have the adapter in slot 0."""
         slots = torch.zeros(num_tokens, dtype=torch.int32, device=self._device)
         self._token_slots, self._is_static = slots, False
-        self._step.rows = self._pool.sorted(self._ops, slots)
+        self._step.rows, self._step.slots = self._pool.sorted(self._ops, slots), slots
         yield
-        self._step.rows = self._token_slots = None
+        self._step.rows = self._step.slots = self._token_slots = None
 
     # ---- figures and memory
 
@@ -240,7 +244,7 @@ def create(context: FeatureContext) -> Adapters | None:
     extras, elsewhere = config.lora_extras, context.elsewhere()
     if isinstance(model, CausalLM) and model.tied and model.lm_head is None:
         elsewhere |= {"lm_head.weight"}  # the last stage's, which no tensor fills
-    layers = _layers(model, extras=extras)
+    layers = _layers(model, extras=extras, experts=config.lora_experts)
     device, dtype = context.state.device, context.forward.dtype
     made = Adapters(
         AdapterReader(model, layers, elsewhere, extras=extras),
@@ -255,7 +259,7 @@ def create(context: FeatureContext) -> Adapters | None:
     return made
 
 
-def _layers(model: EngineModel, *, extras: bool) -> list[AdaptedLayer]:
+def _layers(model: EngineModel, *, extras: bool, experts: bool) -> list[AdaptedLayer]:
     """Those that have room for adapters."""
     kinds: tuple[type[AdaptedLayer], ...] = (Linear,)
     if extras:
@@ -263,6 +267,8 @@ def _layers(model: EngineModel, *, extras: bool) -> list[AdaptedLayer]:
     layers = [module for module in model.modules() if isinstance(module, kinds) and module.takes_delta]
     if extras and isinstance(model, PoolingModel):
         layers += model.head_layers
+    if experts:
+        layers += [module for module in model.modules() if isinstance(module, ExpertLinear)]
     return layers
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from app.kernels.gemm import Inputs, LinearOps
-from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
-from app.layers.delta import Delta
+from app.kernels.lora import AdaptedWeight, ExpertMatrices, LoraOps, SlotMatrices, SlotRows
+from app.layers.delta import Delta, PairDelta
 
 
 class AdapterStep:
@@ -16,6 +16,7 @@ class AdapterStep:
 
     def __init__(self) -> None:
         self.rows: SlotRows | None = None  # of its tokens; None: no row has an adapter
+        self.slots: torch.Tensor | None = None  # int32 [T] of the same tokens
         self.head_rows: SlotRows | None = None  # of the rows that the next call of a head has; None: as above
 
 
@@ -73,3 +74,22 @@ class HeadDelta(LayerDelta):
         rows = self._step.head_rows
         assert rows is not None
         return self._added(x, y, rows)
+
+
+class ExpertDelta(PairDelta):
+    """The low-rank products of one product of experts."""
+
+    def __init__(self, matrices: ExpertMatrices, ops: LoraOps, step: AdapterStep) -> None:
+        self._add = ops.add_expert_products
+        self._matrices = matrices
+        self._step = step
+
+    @property
+    def is_wanted(self) -> bool:
+        """See PairDelta."""
+        return self._step.rows is not None
+
+    def add(self, x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """See PairDelta."""
+        assert self._step.slots is not None
+        return self._add(x, self._step.slots[tokens], experts, self._matrices, y)

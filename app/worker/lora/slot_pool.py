@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from app.kernels.lora import LORA_OPS, TILE_RANK, LoraOps, SlotChanges, SlotMatrices, SlotRows
+from app.kernels.lora import LORA_OPS, TILE_RANK, ExpertMatrices, LoraOps, SlotChanges, SlotMatrices, SlotRows
 from app.layers.adapted_layer import AdaptedLayer
+from app.layers.experts.expert_linear import ExpertLinear
 from app.loading.adapter_changes import LayerChange
 from app.loading.adapters import LayerPair
 from app.platforms import platform_of
@@ -98,6 +99,11 @@ class SlotPool:
         self._emptied: list[tuple[torch.UntypedStorage, int]] = []
 
     @property
+    def device(self) -> torch.device:
+        """Returns where they lie."""
+        return self._slots.device
+
+    @property
     def num_slots(self) -> int:
         """Adapters that have room."""
         return len(self._slots)
@@ -129,6 +135,15 @@ class SlotPool:
         tiles = LORA_OPS.on(self._device).part_tiles(place.part_sizes, self._device)
         first, second = place.firsts(self._slots), place.seconds(self._slots)
         return SlotMatrices(first, second, self._num_tiles, place.part_sizes, tiles, changes)
+
+    def expert_matrices(self, layer: ExpertLinear) -> ExpertMatrices:
+        """Those of a product of experts, of all slots."""
+        place, num_experts = self._places[layer], len(layer.slots)
+        first, second = place.firsts(self._slots), place.seconds(self._slots)
+        first = first.view(*first.shape[:2], num_experts, -1, *first.shape[3:])
+        second = second.view(*second.shape[:2], num_experts, -1, *second.shape[3:])
+        sizes = tuple(share.size for share in layer.part_shares.values())
+        return ExpertMatrices(first, second, self._num_tiles, sizes)
 
     def host_bytes(self, rank: int) -> int:
         """Memory of the host that an adapter of this rank takes."""

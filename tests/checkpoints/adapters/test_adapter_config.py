@@ -45,7 +45,6 @@ def test_patterns_are_read_as_peft_reads_them(tmp_path: Path) -> None:
         ({"bias": "some"}, "bias is 'some'"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
         ({"spooky_option": {"x": 1}}, "spooky_option"),
     ],
 )
@@ -75,6 +74,7 @@ def test_settings_that_say_nothing_are_taken(tmp_path: Path) -> None:
         ({"use_dora": 1}, "use_dora"),
         ({"modules_to_save": ["x"] * 65}, "modules_to_save"),
         ({"modules_to_save": [3]}, "modules_to_save"),
+        ({"target_parameters": "mlp.experts.gate_up_proj"}, "target_parameters"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern"),
         ({"rank_pattern": {"(a{1000}){1000}": 2}}, "rank_pattern"),
         ({"alpha_pattern": {"(q_proj": 2}}, "alpha_pattern"),

@@ -20,6 +20,7 @@ from tests.adapters import pair, peft_adapter, write_adapter
 from tests.engine.core_driver import KEY, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.engine.executor.test_parallel_tokens import SHAPE, make_config, requests
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -84,6 +85,31 @@ def test_what_adapters_have_beside_matrices(tmp_path: Path, tied: bool, parallel
     adapters = [peft_adapter(model, tmp_path / str(seed), seed, 0.4, **kind) for seed, kind in enumerate(EXTRAS)]
     own = tokens(model, InProcessExecutor, adapters, 8, executor="in_process", lora_extras=True)
     assert tokens(model, ForkedExecutor, adapters, 8, lora_extras=True, **parallel) == own
+
+
+EXPERTS: list[dict[str, Any]] = [
+    {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    {"r": 20, "target_modules": ["o_proj"], "target_parameters": ["experts.down_proj"]},
+    {"r": 3, "target_modules": ["k_proj"]},
+]
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+        {"pipeline_parallel_size": 2},
+    ],
+    ids=["tp", "ep", "pp"],
+)
+def test_adapters_of_experts(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    """Ranks hold shares of each expert's width, whole experts, or layers."""
+    family, changes = EXPERT_VARIANTS["mixtral"]
+    model = tiny_model(family, **changes)
+    adapters = [peft_adapter(model, tmp_path / str(seed), seed, 0.4, **kind) for seed, kind in enumerate(EXPERTS)]
+    own = tokens(model, InProcessExecutor, adapters, 8, executor="in_process", lora_experts=True)
+    assert tokens(model, ForkedExecutor, adapters, 8, lora_experts=True, **parallel) == own
 
 
 @pytest.fixture(scope="module")

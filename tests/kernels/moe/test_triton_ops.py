@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import DeferredNorm, materialize
-from app.kernels.moe import Routing, RoutingRule, reference, triton_ops
+from app.kernels.moe import AddToRows, Routing, RoutingRule, reference, triton_ops
 from app.kernels.moe.tiles import LayerTiles, layer_tiles
 from app.kernels.moe.triton_gate import GateTile, gate, route
 from app.kernels.moe.triton_grouped import GroupedTile
@@ -89,6 +89,39 @@ def test_other_tiles(tile: GroupedTile, is_sorted: bool) -> None:
 def test_activations_and_biases(activation: str, weighs_input: bool) -> None:
     case = make_case(3, 3, 2, 32, 16, GLUS[activation], has_bias=True, weighs_input=weighs_input)
     check(case, SORTED if weighs_input else SCANNED)
+
+
+@pytest.mark.parametrize("tiles", [None, SCANNED, SORTED], ids=["reference", "scanned", "sorted"])
+@pytest.mark.parametrize(
+    ("activation", "weighs_input", "has_bias"),
+    [("silu", False, False), ("clamped", True, True), ("relu2", False, True)],
+)
+def test_what_is_added_to_both_products(
+    tiles: LayerTiles | None, activation: str, weighs_input: bool, has_bias: bool
+) -> None:
+    """A matrix more for each expert, for every second token: the sum is that of experts that have it in theirs."""
+    case = make_case(9, 4, 2, 32, 16, GLUS[activation], routed="padded", has_bias=has_bias, weighs_input=weighs_input)
+    given, (gate_up, down) = case.to(torch.float32, DEVICE), (case.weights.gate_up, case.weights.down)
+    assert isinstance(gate_up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    changes = [torch.randn_like(weight) / weight.shape[2] ** 0.5 for weight in (gate_up, down)]
+
+    def adding(change: torch.Tensor) -> AddToRows:
+        def add(x: torch.Tensor, tokens: torch.Tensor, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            own = torch.einsum("nk,nok->no", x, change.to(x)[experts.clamp(min=0).long()])
+            return torch.where((tokens % 2 == 0)[:, None] & (experts >= 0)[:, None], y + own, y)
+
+        return add
+
+    adders = adding(changes[0]), adding(changes[1])
+    if tiles is None:
+        found = reference.adapted(given.x, given.routing, given.weights, *adders).materialize()
+    else:
+        found = triton_ops.adapted(given.x, given.routing, given.weights, *adders, tiles).materialize()
+    merged = replace(case.weights, gate_up=gate_up + changes[0], down=down + changes[1])
+    sums = [true_sum(Case(case.x, case.routing, one).to(torch.float64, "cpu")) for one in (merged, case.weights)]
+    truth = torch.where((torch.arange(9) % 2 == 0)[:, None], *sums)
+    assert relative_error(found, truth) < TOLERANCE[torch.float32]
 
 
 def test_rows_of_a_deferred_norm() -> None:
