@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 
 import pytest
 
@@ -33,3 +34,18 @@ def test_what_they_hold() -> None:
     assert file_of("DATA:image/png;x=y;base64," + base64.b64encode(data).decode(), 256) == data
     assert file_of("data:,a%20b", 9) == b"a b"
     assert [is_fetched(url) for url in ("HTTPS://a", "http://a", "data:,http://a")] == [True, True, False]
+
+
+def test_a_long_one_is_hardly_copied() -> None:
+    """One that is refused not at all, and one that is read once beside the file."""
+    url = "data:image/png;base64," + "A" * (4 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match="a picture may have 1000"):
+            file_of(url, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.reset_peak()
+        assert len(file_of(url, 4 << 20)) == 3 << 20
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
