@@ -31,6 +31,8 @@ PROPOSERS: Registry[Any] = Registry(
         "draft_model": "app.worker.spec_decode.draft_model:DraftModelProposer",
         "eagle": "app.worker.spec_decode.eagle:EagleProposer",
         "eagle3": "app.worker.spec_decode.eagle3:Eagle3Proposer",
+        "dflash": "app.worker.spec_decode.block:BlockProposer",
+        "dspark": "app.worker.spec_decode.block:BlockProposer",
         "mtp": "app.worker.spec_decode.mtp:MtpProposer",
         "medusa": "app.worker.spec_decode.medusa:MedusaProposer",
         "mlp_speculator": "app.worker.spec_decode.mlp_speculator:MLPSpeculatorProposer",

@@ -13,7 +13,8 @@ from app.registry import OneOf, suggestion
 from app.telemetry.metrics import MOST_DRAFTS
 
 DEFAULT_LOOKUP = 5  # tokens, where neither end of the lookup is given
-WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"})  # methods that name a checkpoint
+# Methods that name a checkpoint.
+WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3", "dflash", "dspark", "medusa", "mlp_speculator"})
 WITHOUT_MODEL = frozenset({"ngram", "suffix", "mtp"})
 MOST_AUTOMATIC = 7  # drafts of a request in a step, where their number follows the cost
 CHOICES = (1, 2, 3, 5, MOST_AUTOMATIC)
@@ -25,11 +26,10 @@ _SAME = {
 _LIKE_TARGET = "a drafter runs as its target does; leave it out"
 _SUFFIX = "past outputs lie in one table of a fixed size on the device; leave it out"
 _EXACT = "a draft is kept where it is the very token that is sampled in its place, so tokens never change; leave it out"
-_BLOCKS = "drafters of whole blocks are not there yet; eagle3 drafts chains"
+_COST = "the number of drafts follows what they cost; leave it out"
 
 # What vLLM has and we have not, and what to do about it.
 METHODS: Mapping[str, str] = {
-    **dict.fromkeys(("dflash", "dspark"), _BLOCKS),
     "custom_class": "a class is named by an entry point of its package (docs/plugins.md), whose name is the method",
     "extract_hidden_states": "hidden states are not given out; it drafts nothing",
 }
@@ -42,7 +42,8 @@ KEYS: Mapping[str, str] = {
         _LIKE_TARGET,
     ),
     **dict.fromkeys(("disable_padded_drafter_batch", "disable_eagle_block_drop"), "there is one way; leave it out"),
-    **dict.fromkeys(("parallel_drafting", "dspark_draft_topk", "enable_adaptive_verification"), _BLOCKS),
+    **dict.fromkeys(("dspark_draft_topk", "enable_adaptive_verification"), _COST),
+    "parallel_drafting": "dflash and dspark draft whole blocks, others chains; leave it out",
     "draft_sample_method": "drafts are drawn with the request's own random numbers; leave it out",
     "use_heterogeneous_vocab": "a drafter must have the target's vocabulary",
     "speculative_token_tree": "drafts are chains; leave it out",
@@ -69,8 +70,8 @@ class SpeculativeConfig(Frozen):
     method: Annotated[str, OneOf(PROPOSERS)] = Field(
         description="What proposes: `ngram` (also written ngram_gpu): what followed the newest tokens where they stood "
         "before in the request; `suffix`: there, or in past outputs of the same tenant; `draft_model`: a smaller "
-        "language model; `eagle`, `eagle3`, `medusa`, `mlp_speculator`: a checkpoint trained for the target; `mtp`: a "
-        "layer of the target's own checkpoint; or the name of a plugin's.",
+        "language model; `eagle`, `eagle3`, `dflash`, `dspark`, `medusa`, `mlp_speculator`: a checkpoint trained for "
+        "the target; `mtp`: a layer of the target's own checkpoint; or the name of a plugin's.",
     )
     num_speculative_tokens: int | None = Field(
         None,

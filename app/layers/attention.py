@@ -94,6 +94,18 @@ class Attention(KVAttentionLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
+        query, gate = self._write(x, ctx)
+        out = self.attend(query, ctx)
+        if self.gates_output:
+            out = out * gate.sigmoid()
+        return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
+
+    def keep(self, x: Activations, ctx: ForwardContext) -> None:
+        """x [T, C]: its keys and values go into the cache, and nothing attends to them yet."""
+        self._write(x, ctx)
+
+    def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         num_cached = self.num_heads + 2 * self.num_kv_heads
@@ -110,10 +122,7 @@ class Attention(KVAttentionLayer):
             query = query * rotation.query_scale
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
-        out = self.attend(query, ctx)
-        if self.gates_output:
-            out = out * gate.sigmoid()
-        return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
+        return query, gate
 
     def attend(self, query: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """query [T, Hq, D] over the cache -> [T, Hq, D]."""

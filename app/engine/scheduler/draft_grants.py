@@ -13,12 +13,13 @@ def grant_drafts(decodes: IntArray, plan: StepPlan, rows: RowTable, slots: Slots
     """Draft tokens for the decodes, from what nobody else wanted of tokens and free blocks; rows with none first.
 
     No row gets so many that its step could bring more tokens than it may have. Behind those, rows get `num_draft_slots`
-    slots that a drafter may write to, as far as blocks are free and the row may ever have so many tokens.
+    slots that a drafter may write to, at most one more than it is to propose, as far as blocks are free and the row may
+    ever have so many tokens.
     """
     next_position = rows.num_computed[decodes] + 1
     drafts = np.minimum(rows.num_drafts[decodes], rows.limit[decodes] - next_position)
     drafts = np.minimum(drafts, np.maximum(plan.budget.left - (drafts.cumsum() - drafts), 0))
-    slots_ahead = min(num_draft_slots, plan.num_proposed) * rows.may_draft[decodes]
+    slots_ahead = min(num_draft_slots, plan.num_proposed + 1) * rows.may_draft[decodes] * bool(plan.num_proposed)
     wanted = np.minimum(drafts + slots_ahead, np.maximum(rows.limit[decodes] - next_position, drafts))
     for index in np.flatnonzero(next_position + wanted > rows.capacity[decodes]).tolist():
         row = int(decodes[index])

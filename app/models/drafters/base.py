@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,3 +110,20 @@ def without_prefix(name: str, tensor: StoredTensor, unread: Iterable[str] = ()) 
     """A tensor whose name may begin with `model.`; nothing of those that are not read."""
     own = name.removeprefix("model.")
     return [] if own.split(".")[0] in unread else [(own, tensor)]
+
+
+def ids_by_offset(offsets: torch.Tensor | None) -> torch.Tensor | None:
+    """int64 [Vd] the target's ids of tokens of which each says how far its id lies behind its own number."""
+    return None if offsets is None else offsets + torch.arange(len(offsets), device=offsets.device)
+
+
+def expect_layers(named: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """The target's layers whose inputs a drafter reads; ConfigError with both numbers where it has not so many. Behind
+    the last one lies what that gives."""
+    if not all(0 <= layer <= num_layers for layer in named):
+        raise ConfigError(
+            f"speculative_config: the drafter does not fit its target: it reads the layers {list(named)}, the target "
+            f"has {num_layers}",
+            param="speculative_config",
+        )
+    return tuple(named)

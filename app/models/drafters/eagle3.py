@@ -13,7 +13,7 @@ import torch
 from app.checkpoints.fields.kinds import check, whole
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.errors import CheckpointError, ConfigError, UnsupportedError
+from app.errors import CheckpointError, UnsupportedError
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext, HiddenStates
 from app.layers.epilogue import AddNorm
@@ -25,7 +25,7 @@ from app.layers.rope_scaling import RopeSettings
 from app.layers.rotary import RotaryEmbedding
 from app.layers.vocab import LMHead, VocabEmbedding
 from app.models.decoder_settings import DecoderSettings
-from app.models.drafters.base import Drafter, Target, TokenIds, without_prefix
+from app.models.drafters.base import Drafter, Target, TokenIds, expect_layers, ids_by_offset, without_prefix
 from app.models.families.llama import LlamaForCausalLM
 
 _FIELDS = dict.fromkeys(("draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30))
@@ -99,9 +99,7 @@ class Eagle3Drafter(Drafter):
     @property
     def token_ids(self) -> torch.Tensor | None:
         """See Drafter."""
-        if self.d2t is None:
-            return None
-        return self.d2t + torch.arange(self.num_tokens, device=self.d2t.device)
+        return ids_by_offset(self.d2t)
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See EngineModel; `t2d` says the same as `d2t`."""
@@ -135,10 +133,4 @@ def layers_read(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
         named = [2, num_layers // 2, num_layers - 3]
     if not isinstance(named, list) or not named or not all(type(layer) is int for layer in named):
         raise CheckpointError(f"eagle_aux_hidden_state_layer_ids is {named!r:.80}, no list of layers", param="model")
-    if not all(0 <= layer <= num_layers for layer in named):
-        raise ConfigError(
-            f"speculative_config: the drafter does not fit its target: it reads the layers {named}, the target has "
-            f"{num_layers}",
-            param="speculative_config",
-        )
-    return tuple(named)
+    return expect_layers(named, num_layers)

@@ -1,8 +1,8 @@
 """The passes of a drafter behind a step's tokens: where their tokens lie, for its own attention layers.
 
-A pass brings each of N rows a token behind those it knows. Its place in the KV cache is the one that the row's later
-token will have, if the row has a block there already (`RowColumns.num_blocks`): else it is not kept, and the drafts
-after it are guessed without it. Rows that only pad keep nothing.
+A pass brings each of N rows a token behind those it knows, or a block of them. Its place in the KV cache is the one
+that the row's later token will have, if the row has a block there already (`RowColumns.num_blocks`): else it is not
+kept, and the drafts after it are guessed without it. Rows that only pad keep nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ MOST_AHEAD = 33  # positions that a pass may lie behind the step's tokens
 
 
 class DraftPasses:
-    """Those of one proposal."""
+    """Those of one proposal; each has `each` tokens of a row, a request with one query to attention."""
 
-    def __init__(self, proposal: Proposal) -> None:
+    def __init__(self, proposal: Proposal, each: int = 1) -> None:
         self._proposal, columns = proposal, proposal.columns
-        self._exists = proposal.view.tensors.slots[proposal.ends] >= 0
-        self._tables = tables_of(columns, proposal.rows)
+        rows, ends = proposal.rows, proposal.ends
+        if each > 1:
+            rows, ends = (x.repeat_interleave(each) for x in (rows, ends))
+        self._exists = proposal.view.tensors.slots[ends] >= 0
+        self._tables = tables_of(columns, rows)
         assert columns.num_blocks is not None
-        self._num_blocks = columns.num_blocks[proposal.rows]
-        self._step_rows = proposal.rows.int()
-        self._rows = torch.arange(len(proposal.rows), device=proposal.rows.device)
-        self._starts = torch.arange(len(proposal.rows) + 1, dtype=torch.int32, device=proposal.rows.device)
+        self._num_blocks = columns.num_blocks[rows]
+        self._step_rows = rows.int()
+        self._rows = torch.arange(len(rows), device=rows.device)
+        self._starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
 
-    def context(self, positions: torch.Tensor) -> ForwardContext:
-        """A pass of one token a row, at positions int64 [N]."""
+    def context(self, positions: torch.Tensor, seen: torch.Tensor | None = None) -> ForwardContext:
+        """A pass over the positions int64 [N * each], which see those before `seen` [N * each]; None: those before them
+        and their own."""
         step, size = self._proposal.ctx.attention[0], self._proposal.columns.block_size
         slots = [
             slots_of(table, self._rows, positions, size, self._exists & (positions // size < self._num_blocks))
@@ -39,7 +43,7 @@ class DraftPasses:
         ]
         meta = AttentionMetadata(
             query_start_loc=self._starts,
-            seq_lens=(positions + 1).int(),
+            seq_lens=(positions + 1 if seen is None else seen).int(),
             block_table=self._tables[0],
             slot_mapping=slots[0],
             max_query_len=1,

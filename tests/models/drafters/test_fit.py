@@ -18,6 +18,7 @@ from app.layers.context import BuildContext
 from app.layers.weight import ShapeMismatch
 from app.models.base import EngineModel
 from app.models.drafters.base import Target, TokenIds
+from app.models.drafters.block import BlockDrafter
 from app.models.drafters.eagle import EagleDrafter
 from app.models.drafters.eagle3 import Eagle3Drafter, layers_read
 from app.models.drafters.medusa import MedusaDrafter
@@ -46,6 +47,11 @@ def eagle(**changes: Any) -> EngineModel:
     return EagleDrafter(CONTEXT, info(**changes), TARGET, has_embedding=True, has_bias=True)
 
 
+def block(*names: str, **changes: Any) -> EngineModel:
+    config = {"model_type": "qwen3", "mask_token_id": 7, "target_layer_ids": [0, 2], "block_size": 8, **changes}
+    return BlockDrafter(CONTEXT, info(**config), TARGET, names=[f"{name}.weight" for name in names])
+
+
 def medusa(num_tokens: int = 3, **config: Any) -> EngineModel:
     return MedusaDrafter(CONTEXT, ModelInfo(Path("d"), config, {}), TARGET, names=HEADS, num_tokens=num_tokens)
 
@@ -62,6 +68,13 @@ def speculator(num_tokens: int = 3, **config: Any) -> EngineModel:
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "reads the layers [2, 4, 9], the target has 8"),
         (lambda: eagle(hidden_size=128, num_attention_heads=4), "hidden_size is 128 of the drafter, 64 of the target"),
         (lambda: eagle(vocab_size=400), "vocab_size is 400 of the drafter, 331 of the target"),
+        (lambda: block(mask_token_id=400), "mask_token_id, less than vocab_size is 330 of the drafter, 400"),
+        (lambda: block(target_layer_ids=[2, 8]), "reads the layers [3, 9], the target has 8"),
+        (lambda: block("embed_tokens", draft_vocab_size=97), "as it has no lm_head is 97 of the drafter, 331"),
+        (
+            lambda: block(hidden_size=128, target_hidden_size=64),
+            "hidden_size, as it has no embed_tokens is 128 of the drafter, 64",
+        ),
         (lambda: medusa(4), "at most its number of heads is 3 of the drafter, 4 of the target"),
         (lambda: medusa(hidden_size=32), "hidden_size is 32 of the drafter, 64 of the target"),
         (lambda: speculator(5, n_predict=4), "at most its n_predict is 4 of the drafter, 5 of the target"),
@@ -82,6 +95,13 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
         (lambda: eagle(num_hidden_layers=2), UnsupportedError, "an EAGLE drafter of 2 layers"),
         (lambda: eagle3(norm_before_fc=True), UnsupportedError, "norm_before_fc of the drafter's config.json"),
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids="all"), CheckpointError, "'all', no list of layers"),
+        (lambda: block(target_layer_ids="all"), CheckpointError, "'all', no list of layers"),
+        (lambda: block(mask_token_id=None), CheckpointError, "lacks mask_token_id"),
+        (lambda: block(block_size=-1), CheckpointError, "block_size"),
+        (lambda: block(layer_types=["sliding_attention"]), UnsupportedError, "windows are not supported"),
+        (lambda: block(dflash_config={"selector_rank": 16}), UnsupportedError, "selector_rank=16"),
+        (lambda: block(markov_rank=4, markov_head_type="rnn"), UnsupportedError, "markov_head_type='rnn'"),
+        (lambda: block("embed_tokens", num_hidden_layers=65), CheckpointError, "65 layers are no drafter's"),
         (lambda: speculator(n_predict=100), CheckpointError, "n_predict"),
         (lambda: eagle3(draft_vocab_size="many"), CheckpointError, "draft_vocab_size"),
         (lambda: eagle3(draft_vocab_size=-3), CheckpointError, "draft_vocab_size"),

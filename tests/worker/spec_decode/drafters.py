@@ -260,6 +260,82 @@ def mlp_speculator(folder: Path, target: PreTrainedModel, tied: bool = False) ->
     return drafts
 
 
+def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts:
+    """Two layers over a block of masks in the form of DFlash's authors, of DSpark's, or of "speculators" with fewer
+    tokens, and their reference."""
+    reads, mask, known, rank, is_spark = [0, 2, 4], 7, VOCAB, 8, form == "dspark"
+    w: Tensors = {"fc.weight": drawn(200, SIZE, len(reads) * SIZE)}
+    w |= {f"{name}.weight": 1 + drawn(201, SIZE) for name in ("hidden_norm", "norm")}
+    for i in range(2):
+        w |= layer_tensors(f"layers.{i}.", SIZE, 210 + 20 * i)
+        w[f"layers.{i}.input_layernorm.weight"] = 1 + drawn(250 + i, SIZE)
+        w |= {f"layers.{i}.self_attn.{name}_norm.weight": 1 + drawn(252 + i, DIM) for name in ("q", "k")}
+    embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
+    config = {**CONFIG, "model_type": "qwen3", "num_hidden_layers": 2}
+    stored, ids = dict(w), torch.arange(VOCAB)
+    if form == "dflash":
+        config |= {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 6}
+        config |= {"dflash_config": {"mask_token_id": mask, "target_layer_ids": reads}}
+    elif is_spark:
+        config |= {"architectures": ["Qwen3DSparkModel"], "block_size": 5, "mask_token_id": mask, "markov_rank": rank}
+        config |= {"target_layer_ids": reads, "markov_head_type": "vanilla", "enable_confidence_head": True}
+        embedding, head = drawn(260, VOCAB, SIZE), drawn(261, VOCAB, SIZE)
+        w |= {"markov_head.markov_w1.weight": drawn(262, VOCAB, rank, scale=1.0)}
+        w |= {"markov_head.markov_w2.weight": drawn(263, VOCAB, rank, scale=1.0)}
+        stored = {**w, "embed_tokens.weight": embedding, "lm_head.weight": head}
+        stored |= {"confidence_head.proj.weight": drawn(264, 1, SIZE), "confidence_head.proj.bias": drawn(265, 1)}
+    else:
+        known = 97
+        ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(6))[:known].sort().values
+        head = drawn(261, known, SIZE)
+        stored |= {"lm_head.weight": head, "d2t": ids - torch.arange(known), "verifier_norm.weight": drawn(266, SIZE)}
+        stored["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, value=True)
+        own = {"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"], "block_size": 8}
+        own |= {"aux_hidden_state_layer_ids": [layer + 1 for layer in reads], "mask_token_id": mask}
+        config = {**own, "transformer_layer_config": config, "draft_vocab_size": known}
+    write(folder, config, stored)
+
+    def turned(x: torch.Tensor, first: int) -> torch.Tensor:
+        angles = torch.outer(torch.arange(first, first + len(x)).float(), THETA ** (-torch.arange(0, DIM, 2) / DIM))
+        cos, sin = (torch.cat([f(angles)] * 2, dim=-1)[:, None] for f in (torch.cos, torch.sin))
+        one, other = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-other, one), dim=-1) * sin
+
+    def run(context: torch.Tensor, x: torch.Tensor, own: Tensors) -> torch.Tensor:
+        normed = norm(x, own["input_layernorm.weight"])
+        all_of = torch.cat((context, normed))
+
+        def heads(y: torch.Tensor, name: str) -> torch.Tensor:
+            return F.linear(y, own[f"self_attn.{name}_proj.weight"]).view(len(y), -1, DIM)
+
+        q = turned(norm(heads(normed, "q"), own["self_attn.q_norm.weight"]), len(context))
+        k = turned(norm(heads(all_of, "k"), own["self_attn.k_norm.weight"]), 0)
+        k, v = (y.repeat_interleave(HEADS // KV_HEADS, dim=1) for y in (k, heads(all_of, "v")))
+        weights = (torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM)).softmax(-1)
+        out = torch.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
+        x = x + F.linear(out, own["self_attn.o_proj.weight"])
+        normed = norm(x, own["post_attention_layernorm.weight"])
+        gate, up = (F.linear(normed, own[f"mlp.{name}.weight"]) for name in ("gate_proj", "up_proj"))
+        return x + F.linear(F.silu(gate) * up, own["mlp.down_proj.weight"])
+
+    def drafts(tokens: list[int], count: int) -> list[int]:
+        states = hidden_states(target, tokens)
+        read = torch.cat([states[layer + 1] for layer in reads], dim=-1)
+        context = norm(F.linear(read, w["fc.weight"]), w["hidden_norm.weight"])
+        x = embedding[[tokens[-1], *[mask] * (count - is_spark)]]
+        for i in range(2):
+            x = run(context, x, named(w, f"layers.{i}."))
+        found, last = [], tokens[-1]
+        for logits in F.linear(norm(x[-count:], w["norm.weight"]), head):
+            if is_spark:
+                logits = logits + w["markov_head.markov_w2.weight"] @ w["markov_head.markov_w1.weight"][last]
+            last = int(ids[logits.argmax()])
+            found.append(last)
+        return found
+
+    return drafts
+
+
 def draft_model(target: PreTrainedModel) -> Drafts:
     """The reference of any language model."""
 
