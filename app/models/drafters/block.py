@@ -87,7 +87,7 @@ class BlockForm(NamedTuple):
 
 
 class MarkovHead(nn.Module):
-    """How likely each token makes the next one: a table of low rank."""
+    """Tells how likely each token makes the next one, by a table of low rank."""
 
     def __init__(self, ctx: BuildContext, vocab_size: int, num_tokens: int, rank: int) -> None:
         super().__init__()
@@ -153,17 +153,17 @@ class BlockDrafter(EngineModel):
         read = torch.cat([hidden.inputs_of[layer] for layer in self.form.reads_layers], dim=-1)
         features = self.hidden_norm(self.fc(read))
         for layer in self.layers:
-            layer.self_attn.keep(features, ctx)
+            attention: Any = layer.self_attn
+            attention.keep(features, ctx)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] the tokens of blocks -> features [T, C]."""
         table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
-        x: torch.Tensor = table(input_ids)
-        normed, last = self.layers[0].input_layernorm(x), len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            following = self.norm if index == last else self.layers[index + 1].input_layernorm
+        x, layers = table(input_ids), [*self.layers]
+        normed = layers[0].input_layernorm(x)
+        for layer, following in zip(layers, [*(one.input_layernorm for one in layers[1:]), self.norm], strict=True):
             normed, x = layer(normed, x, following, ctx)
-        return normed
+        return normed  # type: ignore[no-any-return]
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Features [N, C] -> [N, Vd]."""

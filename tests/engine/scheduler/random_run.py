@@ -39,8 +39,8 @@ MAX_STEPS = 60_000
 class CountingMatcher(Matcher):
     """A grammar that lets any token pass and ends after `length` of them. Its mask is the number of tokens it saw."""
 
-    def __init__(self, length: int) -> None:
-        self.length, self.seen, self.num_words = length, 0, 1
+    def __init__(self, length: int, seen: int = 0) -> None:
+        self.length, self.seen, self.num_words = length, seen, 1
 
     @property
     def is_active(self) -> bool:
@@ -97,6 +97,7 @@ class Device(StateDevice):
 class Sent:
     request: EngineRequest
     length: int  # tokens that it will get
+    grammar: int | None = None  # tokens that its grammar lets pass; None: it has none
     aborted: bool = False
 
 
@@ -111,10 +112,12 @@ class RandomRun:
     is_plain: bool = False
     has_windows: bool = False  # layers in groups, some of which keep only a window
     has_states: bool = False  # layers that keep states
+    has_kills: bool = False  # engines are lost, and others go on with what they ran
     each_step: Callable[[EngineCore], None] | None = None
     results: Results = field(default_factory=Results)
     sent: dict[str, Sent] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    num_kills: int = 0
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
@@ -148,19 +151,37 @@ class RandomRun:
             groups = KVGroups(windows, block_size)
             num_blocks = max(num_blocks * len(windows), groups.num_blocks(2 * block_size) + 1)
             self.pool_tokens = min(self.pool_tokens, groups.max_tokens(num_blocks - 1))
-        device = Device(
-            num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, windows=windows, **drafts
-        )
-        device.max_num_batched_tokens = budget
-        if self.has_states:
-            self.monkeypatch.setattr(state_manager, "INTERVAL", 16)
-            self.monkeypatch.setattr(state_manager, "ROLLING", 16)
-            device.info = replace(device.info, states=StatePool(8, None, rng.choice([1, 2, 5])))
-        self.device = device
-        self.core = EngineCore(config, fake_info(), device, KEY)
-        self.core.start()
+
+        def made() -> Device:
+            device = Device(
+                num_blocks, num_slots, block_size, late=late, delay=delay, seed=self.seed, windows=windows, **drafts
+            )
+            device.max_num_batched_tokens = budget
+            if self.has_states:
+                self.monkeypatch.setattr(state_manager, "INTERVAL", 16)
+                self.monkeypatch.setattr(state_manager, "ROLLING", 16)
+                device.info = replace(device.info, states=StatePool(8, None, rng.choice([1, 2, 5])))
+            return device
+
+        self.made, self.config = made, config
+        self.start()
         self.common = [rng.randrange(VOCAB) for _ in range(self.pool_tokens)]
         self.num_prompts = rng.randint(4, 20)
+
+    def start(self) -> None:
+        """A new engine on a new device."""
+        self.device = self.made()
+        self.core = EngineCore(self.config, fake_info(), self.device, KEY)
+        self.core.start()
+
+    def kill(self) -> None:
+        """The engine is lost with all that it had not told; what it ran goes on in another one, behind what it had."""
+        self.num_kills += 1
+        self.start()
+        self.paused.clear()
+        for name in self.live:
+            sent, tokens = self.sent[name], self.results.tokens.get(name, [])
+            self.enqueue(replace(sent.request, output_token_ids=list(tokens)), sent.grammar)
 
     def draw_windows(self) -> Windows:
         rng = random.Random(self.seed)
@@ -169,12 +190,13 @@ class RandomRun:
 
     def play(self) -> EngineCore:
         """Until all has ended; the core, for what it counted."""
-        core, rng = self.core, self.rng
+        rng = self.rng
         for _ in range(MAX_STEPS):
             if self.num_prompts and rng.random() < 0.4:
                 self.num_prompts -= 1
                 self.send_prompt()
             self.interfere()
+            core = self.core
             if core.has_work():
                 self.results.take(core.step())
                 if self.has_windows:
@@ -186,7 +208,7 @@ class RandomRun:
         else:
             raise AssertionError("no end in sight")
         self.check()
-        return core
+        return self.core
 
     @property
     def live(self) -> list[str]:
@@ -218,16 +240,21 @@ class RandomRun:
         return {"stop_token_ids": [token], "min_tokens": least}, min(ends, default=most)
 
     def send(self, request: EngineRequest, most: int) -> None:
+        grammar = self.rng.randint(1, 40) if self.rng.random() < 0.3 and not self.is_plain else None
+        self.enqueue(request, grammar)
+        self.sent[request.request_id] = Sent(request, most if grammar is None else min(most, grammar), grammar)
+
+    def enqueue(self, request: EngineRequest, grammar: int | None) -> None:
         prepared = self.core.prepare(request)
-        if self.rng.random() < 0.3 and not self.is_plain:
-            prepared.matcher = CountingMatcher(self.rng.randint(1, 40))
-            most = min(most, prepared.matcher.length)
+        if grammar is not None:
+            prepared.matcher = CountingMatcher(grammar, len(request.output_token_ids))
         self.core.enqueue(prepared)
-        self.sent[request.request_id] = Sent(request, most)
 
     def interfere(self) -> None:
-        """Aborts, pauses and resumes."""
+        """Aborts, pauses, resumes and deaths."""
         rng, live = self.rng, self.live
+        if self.has_kills and live and rng.random() < 0.02:
+            self.kill()
         self.paused &= set(live)
         if live and rng.random() < 0.05:
             name = rng.choice(live)

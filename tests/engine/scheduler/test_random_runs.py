@@ -56,3 +56,27 @@ def test_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("first", range(0, 10_000, 1000))
 def test_ten_thousand(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     play(range(first, first + 1000), monkeypatch)
+
+
+def play_with_deaths(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine may be lost at any step: another one goes on with the same tokens, drafts and grammars too."""
+    num_kills = 0
+    for seed in seeds:
+        run = RandomRun(seed, monkeypatch, num_stages=1 + seed % 4, has_kills=True)
+        try:
+            run.play()
+        except Exception as error:
+            raise AssertionError(f"the run of seed {seed} failed: {type(error).__name__}: {error}") from error
+        num_kills += run.num_kills
+    assert num_kills > len(seeds) / 2
+
+
+def test_a_sample_with_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_with_deaths(range(40), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, 10_000, 1000))
+def test_ten_thousand_with_deaths(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_with_deaths(range(first, first + 1000), monkeypatch)
