@@ -165,8 +165,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the asked part of the suite; skip what needs GPUs this machine has not got; tests over the shared Ray
     cluster come last, as one process joins one cluster at a time."""
     if (part := config.getoption("--part")) is not None:
-        folders = [path for paths in suites().values() for path in paths]
-        found = parts([item.nodeid for item in items], measured(), folders)
+        found = parts([item.nodeid for item in items], measured(), suites().values())
         config.hook.pytest_deselected(items=[item for item in items if found[item.nodeid] != part])
         items[:] = [item for item in items if found[item.nodeid] == part]
     items.sort(key=lambda item: "ray_cluster" in getattr(item, "fixturenames", ()))

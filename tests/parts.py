@@ -1,7 +1,8 @@
 """Parts the suite by the seconds that each test took when they were last measured (`tests/seconds.json`).
 
-`make test` runs the short part: tests of at most `LONGEST_S`, and of each file at least the quickest; of a folder in
-the Makefile's two suites of processes, where each file starts servers of its own, the file with the quickest alone.
+`make test` runs the short part: tests of at most `LONGEST_S`, and of each file at least the quickest; of the Makefile's
+two suites of processes, where each file starts servers of its own, one file of each folder, and of the files that a
+suite names one by one also one: that with the quickest.
 `make test-full` runs the rest, but for what is left of a grid (the variants of one test function) once those that a
 seed chose have taken `GRID_S`: that is for `make acceptance`. A test without a measurement is quick. `pytest --seconds
 FILE` measures: the file keeps what took at least `NOTED_S`, as the others need no line. A fixture's seconds do not
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,19 +42,23 @@ def suites() -> dict[str, list[str]]:
 
 
 def parts(
-    names: Collection[str], seconds: Mapping[str, float], folders: Iterable[str], seed: int = 0
+    names: Collection[str], seconds: Mapping[str, float], suites: Iterable[Sequence[str]], seed: int = 0
 ) -> dict[str, str]:
-    """The part of each test, by node id; `folders` are those of the suites of processes."""
-    short = short_part(names, seconds, tuple(folders))
+    """The part of each test, by node id; `suites` holds the files and folders of each suite of processes."""
+    short = short_part(names, seconds, tuple(suites))
     left = left_of_grids([name for name in names if name not in short], seconds, seed)
     return {name: "short" if name in short else "grids" if name in left else "rest" for name in names}
 
 
-def short_part(names: Collection[str], seconds: Mapping[str, float], folders: tuple[str, ...] = ()) -> set[str]:
-    """Node ids of the short part of a suite."""
-    quickest: dict[str, str] = {}  # by file, or by folder of processes
+def short_part(names: Collection[str], seconds: Mapping[str, float], suites: Iterable[Sequence[str]] = ()) -> set[str]:
+    """Node ids of the short part."""
+    # A file's place is the file; a folder of processes is one, and so are the files that a suite of them names.
+    places = {
+        entry: f"files of {entries[0]}" if entry.endswith(".py") else entry for entries in suites for entry in entries
+    }
+    quickest: dict[str, str] = {}  # by place
     for name in names:
-        place = _place(name, folders)
+        place = _place(name, places)
         if place not in quickest or seconds.get(name, 0.0) < seconds.get(quickest[place], 0.0):
             quickest[place] = name
     files = {_file(name) for name in quickest.values()}
@@ -81,8 +86,9 @@ def _file(name: str) -> str:
     return name.partition("::")[0]
 
 
-def _place(name: str, folders: tuple[str, ...]) -> str:
-    return next((folder for folder in folders if name.startswith(f"{folder}/")), _file(name))
+def _place(name: str, places: Mapping[str, str]) -> str:
+    file = _file(name)
+    return next((place for entry, place in places.items() if file == entry or file.startswith(f"{entry}/")), file)
 
 
 class Stopwatch:

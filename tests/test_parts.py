@@ -18,7 +18,13 @@ def test_long_tests_are_the_rest_but_each_file_keeps_its_quickest() -> None:
 def test_a_folder_of_processes_keeps_the_file_with_its_quickest() -> None:
     names = ["e2e/a.py::x", "e2e/a.py::y", "e2e/b.py::x", "e2e/b.py::y", "f.py::x"]
     seconds = {"e2e/a.py::x": 3.0, "e2e/a.py::y": 4.0, "e2e/b.py::x": 2.0}
-    assert short_part(names, seconds, ("e2e",)) == {"e2e/b.py::y", "f.py::x"}
+    assert short_part(names, seconds, [["e2e"]]) == {"e2e/b.py::y", "f.py::x"}
+
+
+def test_of_the_files_that_a_suite_of_processes_names_one_runs() -> None:
+    names = ["e2e/a.py::x", "f.py::x", "g.py::x", "g.py::y", "h.py::x"]
+    seconds = {"f.py::x": 3.0, "g.py::x": 2.0}
+    assert short_part(names, seconds, [["e2e", "f.py", "g.py"]]) == {"e2e/a.py::x", "g.py::y", "h.py::x"}
 
 
 def test_of_a_grid_runs_what_a_seed_chooses() -> None:
