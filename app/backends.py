@@ -18,9 +18,12 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
         "torch": "app.kernels.attention.reference:OPS",
         "triton": "app.kernels.attention.triton_ops:OPS",
         "flex": "app.kernels.attention.flex:OPS",
+        "torch_exact": "app.kernels.attention.fixed_tiles:OPS",
     },
     PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )
+
+EXACT_ATTENTION = "torch_exact"  # what `auto` means with `deterministic`
 
 # What proposes draft tokens: classes of Proposer (app/worker/spec_decode).
 PROPOSERS: Registry[Any] = Registry(

@@ -31,6 +31,7 @@ COMMANDS: Registry[Command] = Registry(
         "quantize": "app.cli.quantize:COMMAND",
         "convert": "app.converters.convert:COMMAND",
         "convert-tokenizer": "app.converters.convert_tokenizer:COMMAND",
+        "check-determinism": "app.cli.check_determinism:COMMAND",
         "collect-env": "app.cli.collect_env:COMMAND",
     },
 )

@@ -145,7 +145,7 @@ async def _exchange(
         session.post(server.base + path, data=payload, headers=server.headers()) as answer,
     ):
         if answer.status != HTTPStatus.OK:
-            result.error = f"{answer.status} {answer.reason}: {_reason(await answer.read())}"
+            result.error = f"{answer.status} {answer.reason}: {reason_of(await answer.read())}"
             return
         await _read_events(answer.content, result, on_chunk)
 
@@ -162,7 +162,7 @@ async def _read_events(
             break
         chunk = decoder.decode(data)
         if chunk.error is not None:
-            result.error = _reason(data)
+            result.error = reason_of(data)
             return
         if chunk.choices:
             result.event_times.append(time.perf_counter())
@@ -180,7 +180,7 @@ async def _read_events(
         result.error = "the answer held no token"
 
 
-def _reason(body: bytes) -> str:
+def reason_of(body: bytes) -> str:
     """The message of an error body in OpenAI's shape, or its beginning."""
     try:
         error = json.loads(body)

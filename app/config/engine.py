@@ -256,6 +256,13 @@ class EngineConfig(Frozen):
         "rounding). `auto`: not in float32, and in steps where that saves enough reading; `on`: in every step with two "
         "decodes or more.",
     )
+    deterministic: Literal["off", "batch", "batch_and_layout"] = Field(
+        "off",
+        description="`batch`: logits are the same to the bit in bfloat16 and float32 whatever runs beside a request, "
+        "cached or not, in chunks of any size, preempted, with drafts, on another replica of the same kind of machine. "
+        "On CPUs, for the models and options of docs/determinism.md; steps take longer. `batch_and_layout` (any number "
+        "of workers) is not there yet.",
+    )
     logits_processors: tuple[Annotated[str, OneOf(EXTRA_LOGITS_PROCESSORS)], ...] = Field(
         (),
         description="Plugins that edit the logits of every step, in this order, before what requests ask for: what a "
@@ -303,6 +310,11 @@ class EngineConfig(Frozen):
     @classmethod
     def _once_each(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return without_twins(names)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if logits must not depend on what else a step computes."""
+        return self.deterministic != "off"
 
     @property
     def world_size(self) -> int:

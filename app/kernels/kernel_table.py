@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
+from app.errors import ConfigError
 from app.platforms import platform_of
 from app.registry import load_entry
 
@@ -57,6 +58,8 @@ class Candidate(Generic[T]):
 
     kernel: T | str
     needs: Needs = NOTHING
+    # Whether what it makes of a row is the same to the bit whatever rows come with it (the option `deterministic`).
+    is_exact: bool = False
 
 
 class KernelTable(Generic[T]):
@@ -65,8 +68,11 @@ class KernelTable(Generic[T]):
     def __init__(self, operation: str, *candidates: Candidate[T]) -> None:
         self.operation, self.candidates = operation, candidates
 
-    def on(self, device: torch.device) -> T:
-        """The best for a device; the last one needs nothing, where a table is asked so."""
+    def on(self, device: torch.device, *, exact: bool = False) -> T:
+        """The best for a device; the last one needs nothing, where a table is asked so. `exact`: the best of those that
+        are; ConfigError where there is none."""
+        if exact:
+            return cast("T", _exact_kernel_on(self, device))
         return cast("T", _kernels_on(self, device, 1)[0])
 
     def all_on(self, device: torch.device) -> tuple[T, ...]:
@@ -77,8 +83,19 @@ class KernelTable(Generic[T]):
 @cache
 def _kernels_on(table: KernelTable[Any], device: torch.device, most: int | None) -> tuple[Any, ...]:
     """The first `most` of them; found once."""
-    found = [one.kernel for one in table.candidates if one.needs.are_met(device)]
+    found = [one.kernel for one in table.candidates if not one.is_exact and one.needs.are_met(device)]
     return tuple(load_entry(kernel) if isinstance(kernel, str) else kernel for kernel in found[:most])
+
+
+@cache
+def _exact_kernel_on(table: KernelTable[Any], device: torch.device) -> Any:
+    found = (one.kernel for one in table.candidates if one.is_exact and one.needs.are_met(device))
+    if (kernel := next(found, None)) is None:
+        raise ConfigError(
+            f"deterministic: this model needs {table.operation}, which are not exact on a {platform_of(device).label}",
+            param="deterministic",
+        )
+    return load_entry(kernel) if isinstance(kernel, str) else kernel
 
 
 @dataclass(slots=True, frozen=True)

@@ -85,7 +85,7 @@ class Attention(KVAttentionLayer):
         )
         self.is_capturable = self.ops.is_capturable
         self.shares_prefixes = self.ops.shares_prefixes and s.head_dim <= _MOST_SHARED
-        self.fused = FUSED_OPS.on(ctx.device)
+        self.fused = ctx.kernels(FUSED_OPS)
 
     def load_sinks(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """Load those of this rank's heads."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, AttentionOps
+from app.kernels.kernel_table import KernelTable
 from app.quantization.base import QuantMethod
 from app.quantization.plain import PLAIN_METHOD
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +33,11 @@ class BuildContext:
     state_dtype: torch.dtype = torch.float32  # of states of recurrences
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
     adapts_experts: bool = False  # adapters may change experts, and the layers that are shared beside them
+    is_exact: bool = False  # whether a row's bits may not depend on the others of its step (`deterministic`)
+
+    def kernels(self, table: KernelTable[T]) -> T:
+        """The best of an operation for the device; ConfigError where it must be exact, and none is."""
+        return table.on(self.device, exact=self.is_exact)
 
     def of_drafter(self, groups: ParallelGroups, max_model_len: int) -> BuildContext:
         """Makes the context of a small model beside it: in one stage, and whatever it holds stays where it is."""

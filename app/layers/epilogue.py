@@ -15,6 +15,7 @@ from app.distributed.parallel_groups import RankGroup
 from app.kernels.fused import FUSED_OPS, GatedActivation
 from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
+from app.layers.context import BuildContext
 from app.layers.norm import Norm
 
 ResultT = TypeVar("ResultT", covariant=True)
@@ -54,8 +55,8 @@ class ActMul(Epilogue[GatedRows]):
     """Gate and up side by side (GLU variants: Shazeer, 2020): activation(gate) * up, [T, N / 2], which may be left to
     the product that reads it."""
 
-    def __init__(self, device: torch.device, activation: GatedActivation) -> None:
-        self._act_and_mul = FUSED_OPS.on(device).act_and_mul
+    def __init__(self, ctx: BuildContext, activation: GatedActivation) -> None:
+        self._act_and_mul = ctx.kernels(FUSED_OPS).act_and_mul
         self._activation = activation
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> GatedRows:

@@ -42,7 +42,7 @@ class GatedGroupNorm(Layer):
         self.sigmoid = sigmoid
         self.is_shared = num_groups == 1 and self.tp.size > 1
         self.groups = max(1, num_groups // self.tp.size)
-        self.ops = RECURRENT_OPS.on(ctx.device)
+        self.ops = ctx.kernels(RECURRENT_OPS)
         self.weight = Weight(torch.ones(channels.size, dtype=ctx.dtype), WeightSpec(self.load))
 
     def load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:

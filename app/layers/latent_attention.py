@@ -92,7 +92,7 @@ class LatentAttention(AttentionLayer):
         self._workspace: torch.Tensor | None = None
         self.ops = mla_ops(ctx.attention_ops)
         self.is_capturable = self.ops.is_capturable
-        self.fused = FUSED_OPS.on(ctx.device)
+        self.fused = ctx.kernels(FUSED_OPS)
 
     @property
     def plan_key(self) -> Hashable:

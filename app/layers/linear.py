@@ -18,6 +18,7 @@ import torch
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
+from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, Epilogue
@@ -48,7 +49,7 @@ class Linear(AdaptedLayer):
         self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
         self.is_streamed = False  # where it is, it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
-        self.device, self.ops = ctx.device, LINEAR_OPS.on(ctx.device)
+        self.device, self.ops, self.is_exact = ctx.device, ctx.kernels(LINEAR_OPS), ctx.is_exact
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -133,6 +134,9 @@ class Linear(AdaptedLayer):
         if self.is_streamed:
             return
         self.packed = pack_stored(self.stored)
+        if self.packed is not None and self.is_exact:
+            outputs = sum(share.size for share in self.output_shares.values())
+            self.packed = FixedRowsWeight(self.packed, (outputs, self.input_share.size), self.dtype)
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
             for weight in self.stored:

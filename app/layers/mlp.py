@@ -29,7 +29,7 @@ class GatedMLP(Layer):
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias if down_bias is None else down_bias)
         self.act = activation(hidden_act)
         fused = GATED_ACTIVATIONS.get(hidden_act)
-        self.act_mul = ActMul(ctx.device, fused) if fused else None
+        self.act_mul = ActMul(ctx, fused) if fused else None
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, WeightT
@@ -62,13 +61,12 @@ class RMSNorm(Norm):
         super().__init__()
         self.may_defer = may_defer
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
-        self.size = (size,)
         self.eps = eps
-        self.fused = FUSED_OPS.on(ctx.device)
+        self.fused = ctx.kernels(FUSED_OPS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
-        return F.rms_norm(x, self.size, self.weight, self.eps)
+        return self.fused.rms_norm(x, self.weight, self.eps)
 
     def then_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The norm of x + residual; one kernel on a GPU."""

@@ -35,7 +35,7 @@ class ShortConv(Layer):
         self.weight = Weight(torch.empty(channels, width, dtype=ctx.dtype), spec)
         self.bias = Weight(torch.empty(channels, dtype=ctx.dtype), replace(spec, dummy=0.0)) if bias else None
         self.state = StateTensor((width - 1, channels), ctx.dtype)
-        self.ops = RECURRENT_OPS.on(ctx.device)
+        self.ops = ctx.kernels(RECURRENT_OPS)
 
     def load(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """This rank's channels of a weight [C, 1, W] or a bias [C], whose parts lie one behind the other or apart."""

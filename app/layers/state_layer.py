@@ -31,7 +31,7 @@ class StateLayer(AttentionLayer):
         super().__init__()
         self.layer_index = layer_index
         self.state_dtype = ctx.state_dtype
-        self.ops = RECURRENT_OPS.on(ctx.device)
+        self.ops = ctx.kernels(RECURRENT_OPS)
         self.dtype, self.device = ctx.dtype, ctx.device
         self.drafted: torch.Tensor | None = None  # [places, W] projections of requests with drafts
 

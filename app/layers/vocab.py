@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, PackedWeight, pack_weight
+from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.quantized_layer import LayerPart
@@ -147,7 +148,7 @@ class LMHead(VocabShard):
         self.output_shares, self.input_share = {"": self.tokens}, self.inputs
         self.tied = False
         self.packed: PackedWeight | None = None
-        self.ops = LINEAR_OPS.on(ctx.device)
+        self.ops, self.is_exact = ctx.kernels(LINEAR_OPS), ctx.is_exact
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -176,6 +177,8 @@ class LMHead(VocabShard):
             self.stored.drop()
             return
         self.packed = pack_weight(self.table.data)
+        if self.packed is not None and self.is_exact:
+            self.packed = FixedRowsWeight(self.packed, (self.rows, self.inputs.size), self.dtype)
         if self.packed is not None and not self.tied:
             self.weight = self.weight.materialize(torch.device("meta"))
 

@@ -23,6 +23,7 @@ from app.records.worker_info import RendezvousInfo
 from app.worker.attention.backend import select_attention
 from app.worker.attention.kv_cache import select_kv_dtype
 from app.worker.device import enter_thread, num_threads, select_device, select_dtype, select_state_dtype
+from app.worker.exact_limits import refuse_inexact
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,7 +47,8 @@ def place(config: EngineConfig, rank: int, local_rank: int, rendezvous: Rendezvo
     fetch_model_weights(config, info)
     device, device_note = select_device(config.device, local_rank)
     dtype, dtype_note = select_dtype(config.dtype, device, info)
-    ops, attention_note = select_attention(config.attention_backend, device)
+    refuse_inexact(config, info, device, dtype)
+    ops, attention_note = select_attention(config.attention_backend, device, exact=config.is_exact)
     enter_thread(device, num_threads(config))
     groups, all_reduce_note = _join_groups(config, rank, rendezvous, device, dtype)
     layers = stage_layers(info.num_layers, config.pipeline_parallel_size, config.pipeline_partition)
@@ -83,6 +85,7 @@ def build_context(
         quantization=quantization,
         redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
         adapts_experts=config.enable_lora and config.lora_experts,
+        is_exact=config.is_exact,
     )
 
 

@@ -62,7 +62,7 @@ def test_what_follows_a_product_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     truth = x @ (2 * weight.T) + layer.bias
     torch.testing.assert_close(layer(x), truth)
     gate, up = truth.chunk(2, dim=-1)
-    torch.testing.assert_close(layer(x, ActMul(CPU, "silu")), F.silu(gate) * up)
+    torch.testing.assert_close(layer(x, ActMul(context(), "silu")), F.silu(gate) * up)
     normed, total = layer(x, AddNorm(residual, norm))
     torch.testing.assert_close(total, truth + residual)
     torch.testing.assert_close(materialize(normed), F.rms_norm(truth + residual, (6,), norm.weight, EPS))

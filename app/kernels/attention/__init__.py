@@ -121,6 +121,8 @@ class AttentionOps:
     is_capturable: bool = False
     # Which of FEATURES it serves: layers that want another are refused by name. None of them unless it says so.
     features: frozenset[str] = frozenset()
+    # Whether a token's result is the same to the bit whatever else its step brings (the option `deterministic`).
+    is_exact: bool = False
     # "module:attribute" of the MLAOps by which it serves latent attention (app/kernels/mla), imported where a model has
     # it; "": it serves none.
     latent: str = ""

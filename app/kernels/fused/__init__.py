@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 
-from app.kernels.kernel_table import TRITON, Candidate, KernelTable
+from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
@@ -38,6 +39,11 @@ class LatentRotation:
     interleaved: bool  # the dimensions that rotate together lie in pairs; what comes out has them in halves
     norm_weight: torch.Tensor  # [R], of the RMS norm of the latents
     eps: float
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """PyTorch's own, over the last dimension."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class AddRMSNorm(Protocol):
@@ -89,10 +95,13 @@ class FusedOps:
     ]
     # gate and up side by side [T, 2 I] -> activation(gate) * up [T, I]
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
+    # (x [..., C], weight [C], eps) -> x / rms(x) * weight
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
 
 
 FUSED_OPS: KernelTable[FusedOps] = KernelTable(
     "fused kernels",
+    Candidate("app.kernels.fused.exact:OPS", HOST, is_exact=True),
     Candidate("app.kernels.fused.triton_ops:OPS", TRITON),
     Candidate("app.kernels.fused.reference:OPS"),
 )

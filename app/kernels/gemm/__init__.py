@@ -96,6 +96,7 @@ class LinearOps(Generic[WeightT]):
 
 LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
+    Candidate("app.kernels.gemm.fixed_rows:OPS", HOST, is_exact=True),
     Candidate("app.kernels.gemm.triton_small:OPS", TRITON),
     Candidate("app.kernels.gemm.reference:OPS"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -20,11 +22,12 @@ from app.kernels.moe import (
 )
 
 
-def _rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """x in fp32, rounded to `dtype` where there is one."""
     return x.float() if dtype is None else x.to(dtype).float()
 
 
-def _best(x: torch.Tensor, count: int) -> torch.Tensor:
+def best_of(x: torch.Tensor, count: int) -> torch.Tensor:
     """Indices [..., count] of the largest, best first; of equal ones the first (torch.topk takes any)."""
     order: torch.Tensor = x.sort(dim=-1, descending=True, stable=True).indices
     return order[..., :count]
@@ -35,14 +38,14 @@ def _keep_groups(choice: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
     groups = choice.view(len(choice), rule.num_groups, -1)
     best = groups.topk(min(2, groups.shape[2]), dim=-1).values if rule.group_score == "top2" else groups
     score = best.sum(-1) if rule.group_score == "top2" else best.amax(-1)
-    kept = torch.zeros_like(score, dtype=torch.bool).scatter_(1, _best(score, rule.groups_chosen), True)
+    kept = torch.zeros_like(score, dtype=torch.bool).scatter_(1, best_of(score, rule.groups_chosen), True)
     return groups.masked_fill(~kept[..., None], float("-inf")).flatten(1)
 
 
 def _sparsemixer(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
     left, ids, weights = logits, [], []
     for _ in range(rule.top_k):
-        chosen = _best(left, 1)
+        chosen = best_of(left, 1)
         best = left.gather(1, chosen)
         is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * rule.jitter
         weights.append(left.masked_fill(is_far, float("-inf")).softmax(1).gather(1, chosen))
@@ -63,7 +66,7 @@ def _choose(
         choice = _keep_groups(choice, rule)
     elif correction is None:
         choice = logits
-    ids = _best(choice, rule.top_k)
+    ids = best_of(choice, rule.top_k)
     if rule.scoring == "softmax_of_chosen":
         return ids, logits.gather(1, ids).softmax(1)
     return ids, scores.gather(1, ids)
@@ -77,10 +80,10 @@ def route(
     slot_mapping: torch.Tensor | None = None,
 ) -> Routing:
     """logits [T, E] -> the experts of each token."""
-    ids, weights = _choose(_rounded(logits, rule.logits_dtype), rule, correction)
+    ids, weights = _choose(rounded(logits, rule.logits_dtype), rule, correction)
     if rule.renormalize:
         weights = weights / (weights.sum(1, keepdim=True) + LEAST_SUM)
-    weights = _rounded(weights * rule.scale, rule.weights_dtype)
+    weights = rounded(weights * rule.scale, rule.weights_dtype)
     if rule.num_shared > 0:
         shared = torch.arange(rule.num_shared, device=ids.device) + logits.shape[1]
         ids = torch.cat((ids, shared.expand(len(ids), -1)), 1)
@@ -150,6 +153,10 @@ class PlainRows(ExpertRows):
         return add_rms_norm(self.materialize(), residual, norm_weight, eps)
 
 
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]  # rows, weight [N, K], bias [N]
+Gated = Callable[[torch.Tensor, GLU], torch.Tensor]  # as `glu`
+
+
 def experts(x: Activations, routing: Routing, weights: ExpertWeights) -> ExpertRows:
     """x [T, C] through its experts, one expert after another."""
     return adapted(x, routing, weights, _nothing, _nothing)
@@ -164,20 +171,37 @@ def adapted(
     x: Activations, routing: Routing, weights: ExpertWeights, gate_up: AddToRows, down: AddToRows
 ) -> ExpertRows:
     """The same with what adapters add."""
-    x = materialize(x)
+    rows = _one_by_one(materialize(x), routing, weights, gate_up, down, F.linear, glu)
+    return PlainRows(rows, routing, is_weighed=weights.weighs_input)
+
+
+def rows_by(x: torch.Tensor, routing: Routing, weights: ExpertWeights, linear: Linear, gated: Gated) -> torch.Tensor:
+    """x [T, C] through its experts by other products than `F.linear` and another `glu`: rows [T, K, C], unweighed."""
+    return _one_by_one(x, routing, weights, _nothing, _nothing, linear, gated)
+
+
+def _one_by_one(
+    x: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    gate_up: AddToRows,
+    down: AddToRows,
+    linear: Linear,
+    gated: Gated,
+) -> torch.Tensor:
     ids = routing.ids.tolist()
     rows = x.new_zeros(len(x), routing.ids.shape[1], weights.down.shape[1])
     for expert in sorted({expert for chosen in ids for expert in chosen} - {-1}):
         i_t, i_k = (routing.ids == expert).nonzero(as_tuple=True)
         own = routing.ids[i_t, i_k]
-        h = gate_up(x[i_t], i_t, own, F.linear(x[i_t], expert_weight(weights.gate_up, expert, x.dtype)))
+        h = gate_up(x[i_t], i_t, own, linear(x[i_t], expert_weight(weights.gate_up, expert, x.dtype), None))
         if weights.weighs_input:  # what multiplies a row multiplies its product
             h = (h.float() * routing.weights[i_t, i_k, None]).to(h.dtype)
         h = h if weights.gate_up_bias is None else h + weights.gate_up_bias[expert]
         bias = None if weights.down_bias is None else weights.down_bias[expert]
-        h = glu(h, weights.activation)
-        rows[i_t, i_k] = down(h, i_t, own, F.linear(h, expert_weight(weights.down, expert, x.dtype), bias))
-    return PlainRows(rows, routing, is_weighed=weights.weighs_input)
+        h = gated(h, weights.activation)
+        rows[i_t, i_k] = down(h, i_t, own, linear(h, expert_weight(weights.down, expert, x.dtype), bias))
+    return rows
 
 
 def to_slots(

@@ -12,15 +12,24 @@ one-pass draw for GPUs, `triton_sample.py` the whole way from logits to tokens t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from app.kernels.kernel_table import TRITON, Candidate, KernelTable
+from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 from app.kernels.sampling.philox import uniform
 from app.kernels.sampling.reference import apply_min_p, apply_top_k_top_p
 
-__all__ = ["GUMBEL_ARGMAX", "SAMPLE_TOKENS", "TOKEN_MASKS", "apply_min_p", "apply_top_k_top_p", "uniform"]
+__all__ = [
+    "GUMBEL_ARGMAX",
+    "LOG_SOFTMAX",
+    "SAMPLE_TOKENS",
+    "TOKEN_MASKS",
+    "apply_min_p",
+    "apply_top_k_top_p",
+    "uniform",
+]
 
 
 class GumbelArgmax(Protocol):
@@ -81,12 +90,14 @@ class TokenMasks(Protocol):
 
 GUMBEL_ARGMAX: KernelTable[GumbelArgmax] = KernelTable(
     "gumbel_argmax",
+    Candidate("app.kernels.sampling.exact:gumbel_argmax", HOST, is_exact=True),
     Candidate("app.kernels.sampling.triton_ops:gumbel_argmax", TRITON),
     Candidate("app.kernels.sampling.reference:gumbel_argmax"),
 )
 
 SAMPLE_TOKENS: KernelTable[SampleTokens] = KernelTable(
     "sample_tokens",
+    Candidate("app.kernels.sampling.exact:sample_tokens", HOST, is_exact=True),
     Candidate("app.kernels.sampling.triton_sample:sample_tokens", TRITON),
     Candidate("app.kernels.sampling.reference:sample_tokens"),
 )
@@ -95,4 +106,11 @@ TOKEN_MASKS: KernelTable[TokenMasks] = KernelTable(
     "apply_token_masks",
     Candidate("app.kernels.sampling.triton_token_masks:apply_token_masks", TRITON),
     Candidate("app.kernels.sampling.token_masks:apply_token_masks"),
+)
+
+# fp32 logits [N, V] -> the logarithms of their softmax, [N, V].
+LOG_SOFTMAX: KernelTable[Callable[[torch.Tensor], torch.Tensor]] = KernelTable(
+    "log_softmax",
+    Candidate("app.kernels.sampling.exact:log_softmax", HOST, is_exact=True),
+    Candidate("app.kernels.sampling.reference:log_softmax"),
 )

@@ -127,3 +127,8 @@ def sample_tokens(
         token_ids[rows] = gumbel_argmax(scaled, keys[rows], positions[rows], purpose=purpose)
     chosen = logits.gather(1, token_ids[:, None]).squeeze(1)
     return token_ids, chosen - logits.logsumexp(dim=-1)
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Logprobs of fp32 logits [N, V]."""
+    return torch.log_softmax(logits, dim=-1)

@@ -43,7 +43,7 @@ class ExpertLinear(AdaptedLayer):
         """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint; `spare`: slots behind
         those of experts, for plain weights that somebody else puts there."""
         super().__init__()
-        self.share, self.dtype, self.device, self.ops = share, ctx.dtype, ctx.device, MOE_OPS.on(ctx.device)
+        self.share, self.dtype, self.device, self.ops = share, ctx.dtype, ctx.device, ctx.kernels(MOE_OPS)
         self.tp = ctx.groups.tp
         self.slots = {expert: slot for slot, expert in enumerate(share.held)}
         self.part_shares, self.input_share, self.has_bias, self.spare = dict(outputs), inputs, bias, spare

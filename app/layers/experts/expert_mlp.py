@@ -37,7 +37,7 @@ class Experts(Layer):
         self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
         self.map = ExpertMap(share, ctx.device) if len(share.slots) > 1 else None
         self.group = ctx.groups.ep
-        self.ops = MOE_OPS.on(ctx.device)
+        self.ops = ctx.kernels(MOE_OPS)
 
     def forward(self, x: Activations, routing: Routing, ctx: ForwardContext) -> ExpertRows:
         """x [T, C] and the model's numbers of its experts -> what those of this rank give."""
@@ -87,7 +87,7 @@ class ExpertMLP(Layer):
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
-        self.linear = LINEAR_OPS.on(ctx.device).linear
+        self.linear = ctx.kernels(LINEAR_OPS).linear
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""

@@ -25,7 +25,7 @@ class Gate(ReplicatedLinear):
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
         self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared)
-        self.ops = MOE_OPS.on(ctx.device)
+        self.ops = ctx.kernels(MOE_OPS)
 
     def choose(self, x: Activations, ctx: ForwardContext) -> Routing:
         """x [T, C] -> experts [T, K] and their weights; padding goes to none."""

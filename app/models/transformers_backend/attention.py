@@ -63,7 +63,7 @@ class PagedAttention(KVAttentionLayer):
         )
         self.is_capturable = self.ops.is_capturable and is_capturable
         self.shares_prefixes = self.ops.shares_prefixes
-        self.fused = FUSED_OPS.on(ctx.device)
+        self.fused = ctx.kernels(FUSED_OPS)
         self.rotation = exchange_rotation(call.module)
 
     def forward(

@@ -6,21 +6,25 @@ from dataclasses import replace
 
 import torch
 
-from app.backends import ATTENTION_BACKENDS
+from app.backends import ATTENTION_BACKENDS, EXACT_ATTENTION
 from app.errors import ConfigError
 from app.kernels.attention import AttentionOps
 from app.platforms import platform_of
 
 
-def select_attention(name: str, device: torch.device) -> tuple[AttentionOps, str]:
+def select_attention(name: str, device: torch.device, *, exact: bool = False) -> tuple[AttentionOps, str]:
     """The backend `name` (`auto`: the platform's), and a line that says what was chosen and why.
 
-    ConfigError when the backend cannot run on the device. What layers want beyond plain attention they ask it
-    themselves (`AttentionOps.require`).
+    ConfigError when the backend cannot run on the device, or is not exact where it must be (`deterministic`). What
+    layers want beyond plain attention they ask it themselves (`AttentionOps.require`).
     """
     platform = platform_of(device)
-    chosen = platform.attention_backend if name == "auto" else name
+    chosen = (EXACT_ATTENTION if exact else platform.attention_backend) if name == "auto" else name
     ops = _load(chosen)
+    if exact and not ops.is_exact:
+        raise ConfigError(
+            f"attention_backend={chosen} is not exact, which deterministic wants; use auto", param="attention_backend"
+        )
     if (refusal := _refusal(ops, device)) is not None:
         raise ConfigError(f"attention_backend={chosen} {refusal}; use auto", param="attention_backend")
     reasons = [platform.label]

@@ -128,4 +128,4 @@ def _head(
         return RelayHead(forward.link, state, num_drafts)
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
     slack = num_drafts * (config.max_inflight_steps + 1)
-    return SamplingHead(forward, state, drafting, slack, config.logits_processors)
+    return SamplingHead(forward, state, drafting, slack, config.logits_processors, exact=config.is_exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from app.kernels.sampling import LOG_SOFTMAX
 from app.layers.context import HiddenStates
 from app.records.step import NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
@@ -20,8 +21,10 @@ PIECE = 256  # positions whose logits exist at the same time: [PIECE, V] fp32
 class PromptLogprobs(WorkerFeature):
     """Remembers the rows that ask; a step without them costs one look at an empty table."""
 
-    def __init__(self, forward: ForwardPass, state: RowState) -> None:
+    def __init__(self, forward: ForwardPass, state: RowState, *, exact: bool = False) -> None:
+        """`exact`: see `Sampler`."""
         self._forward = forward
+        self._log_softmax = LOG_SOFTMAX.on(state.device, exact=exact)
         self._state = state
         self._counts: dict[int, int] = {}  # row -> most likely tokens a position
         self._found: list[PromptPiece] = []  # of the step that is being computed
@@ -61,7 +64,7 @@ class PromptLogprobs(WorkerFeature):
             targets = self._state.token_ids[row, position : position + size].long()
             chosen = slice(start + offset, start + offset + size)
             logits = self._forward.logits(hidden[chosen], chosen)
-            raw = RawLogprobs.of(logits, count)
+            raw = RawLogprobs.of(self._log_softmax(logits), count)
             pieces.append(PromptPiece(index, position, count, raw.of_chosen(targets)))
         return pieces
 
@@ -70,4 +73,4 @@ def create(context: FeatureContext) -> PromptLogprobs | None:
     """The feature, on the stage where logits are computed."""
     if context.pooling is not None or not context.forward.link.is_last:
         return None
-    return PromptLogprobs(context.forward, context.state)
+    return PromptLogprobs(context.forward, context.state, exact=context.config.is_exact)

@@ -39,14 +39,18 @@ class SamplingHead(Head):
         drafting: Drafting | None = None,
         slack: int = 0,
         plugins: Sequence[str] = (),
+        *,
+        exact: bool = False,
     ) -> None:
-        """`slack`: by how much the host may overrate a row's length; `plugins`: logits processors beside ours."""
+        """`slack`: by how much the host may overrate a row's length; `plugins`, `exact`: see `Sampler`."""
         super().__init__(state.device)
         self._forward = forward
         self._state = state
         self._drafting = drafting
         self._slack = slack
-        self._sampler = Sampler(state.inputs, len(state.num_tokens), forward.vocab_size, state.device, plugins)
+        self._sampler = Sampler(
+            state.inputs, len(state.num_tokens), forward.vocab_size, state.device, plugins, exact=exact
+        )
 
     @property
     def features(self) -> Sequence[WorkerFeature]:

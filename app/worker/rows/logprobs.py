@@ -36,10 +36,9 @@ class RawLogprobs:
     reported_ranks: torch.Tensor  # int64 [n, k]; [n, 0]: 1 to k
 
     @classmethod
-    def of(cls, logits: torch.Tensor, k: int, named: torch.Tensor | None = None) -> RawLogprobs:
-        """fp32 logits [n, V], which may be overwritten afterwards. `named` int64 [n, k] holds token ids to report
-        instead of the most likely ones; -1 leaves those."""
-        values = torch.log_softmax(logits, dim=-1)
+    def of(cls, values: torch.Tensor, k: int, named: torch.Tensor | None = None) -> RawLogprobs:
+        """Logprobs fp32 [n, V] of all tokens. `named` int64 [n, k] holds token ids to report instead of the most likely
+        ones; -1 leaves those."""
         top, ids = values.topk(k, dim=-1)
         if named is None:
             return cls(values, top, ids, ids[:, :0])

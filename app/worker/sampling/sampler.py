@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.kernels.sampling import GUMBEL_ARGMAX, SAMPLE_TOKENS, apply_min_p, apply_top_k_top_p
+from app.kernels.sampling import GUMBEL_ARGMAX, LOG_SOFTMAX, SAMPLE_TOKENS, apply_min_p, apply_top_k_top_p
 from app.platforms import platform_of
 from app.records.step import NewRequest
 from app.worker.logits_processors import create_logits_processors
@@ -43,14 +43,19 @@ class Sampler(WorkerFeature):
         vocab_size: int,
         device: torch.device,
         plugins: Sequence[str] = (),
+        *,
+        exact: bool = False,
     ) -> None:
-        """`inputs`: of the steps, to which it adds; `plugins`: logits processors beside ours."""
+        """`inputs`: of the steps, to which it adds; `plugins`: logits processors beside ours; `exact`: what it makes of
+        a row is the same to the bit whatever rows come with it."""
         self._rows = SamplingRows(inputs, max_num_seqs, vocab_size, device)
         self._processors = create_logits_processors(vocab_size, device, plugins)
         for processor in self._processors:
             processor.declare(inputs)
-        self._gumbel_argmax, self._sample_tokens = GUMBEL_ARGMAX.on(device), SAMPLE_TOKENS.on(device)
-        self._sorts = not platform_of(device).is_async  # filters sort; those of a GPU need not
+        self._gumbel_argmax = GUMBEL_ARGMAX.on(device, exact=exact)
+        self._sample_tokens = SAMPLE_TOKENS.on(device, exact=exact)
+        self._log_softmax = LOG_SOFTMAX.on(device, exact=exact)
+        self._sorts = not platform_of(device).is_async and not exact  # filters sort all rows; those of a GPU need not
         self._params = [name for name in PARAMS if any(name in (one.reads or ()) for one in self._processors)]
         self._users: dict[int, list[LogitsProcessor]] = {}  # row -> the processors that its request uses
         self._selected: NDArray[np.int64] | None = None  # None: a request came or went since
@@ -117,7 +122,7 @@ class Sampler(WorkerFeature):
             return None
         indices = batch.device_logprob_indices
         of_rows = logits if indices is None else logits[indices]
-        return RawLogprobs.of(of_rows, max(batch.logprob_counts), batch.logprob_token_ids)
+        return RawLogprobs.of(self._log_softmax(of_rows), max(batch.logprob_counts), batch.logprob_token_ids)
 
     def _choose(self, logits: torch.Tensor, random: RandomRows | None, step: SamplingStep) -> torch.Tensor:
         if random is None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.backends import ATTENTION_BACKENDS
+from app.backends import ATTENTION_BACKENDS, EXACT_ATTENTION
 from app.kernels.attention import FEATURES, KV_FP8, AttentionOps, HeadBias, flex, triton_decode, triton_splits
 from tests.kernels.attention.cases import Batch, contiguous_attention, make_batch
 
@@ -23,7 +23,8 @@ TOLERANCE = {torch.float32: 3e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
-@pytest.fixture(params=list(ATTENTION_BACKENDS))
+# What serves few features, on a CPU alone, has its own tests (test_fixed_tiles.py).
+@pytest.fixture(params=[name for name in ATTENTION_BACKENDS if name != EXACT_ATTENTION])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AttentionOps:
     """With splits so small that contexts of a few blocks have several."""
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)

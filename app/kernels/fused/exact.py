@@ -1,0 +1,91 @@
+"""The fused functions for a CPU, made of operations whose results do not depend on the rows beside them
+(`exact_math`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from app.errors import UnsupportedError
+from app.kernels import exact_math
+from app.kernels.attention.reference import write_kv
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
+
+rms_norm = exact_math.rms_norm
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": exact_math.silu,
+    "gelu_tanh": exact_math.gelu_tanh,
+}
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    input_weight: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(s) * weight, s), s = x, normed if there is an input_weight, + residual; all [T, C]."""
+    total = (x if input_weight is None else rms_norm(x, input_weight, eps)) + residual
+    return (total if weight is None else rms_norm(total, weight, eps)), total
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the first Dr dimensions of x [T, H, D] by cos and sin [T, 1, Dr], in fp32 and rounded once."""
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
+    wide = x.float()
+    turned = wide.roll(rotary_dim // 2, dims=-1).mul_(sin.float())  # a product of its own, never fused into the sum
+    return wide.mul(cos.float()).add_(turned).to(x.dtype)
+
+
+def rotate_and_write(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    kv_cache: torch.Tensor,
+    slots: torch.Tensor,
+    kv_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """heads [T, Hq + 2 Hkv, D] -> rotated queries [T, Hq, D]; keys and values go into the cache."""
+    num_kv_heads = kv_cache.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if norm is not None:
+        query = rms_norm(query, norm.query_weight, norm.eps)
+        key = rms_norm(key, norm.key_weight, norm.eps)
+    write_kv(rotate(key, cos, sin), value, kv_cache, slots, kv_scales)
+    return rotate(query, cos, sin)
+
+
+def rotate_and_write_latent(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    rotation: LatentRotation,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    scale: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """UnsupportedError: no exact attention reads latents."""
+    raise UnsupportedError("deterministic: latent attention", param="deterministic")
+
+
+def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """activation(gate) * up, with gate and up side by side: [T, 2 I] -> [T, I]; rounded once each."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"deterministic: the activation {activation}", param="deterministic")
+    return ACTIVATIONS[activation](gate.float()).to(gate.dtype).mul_(up)
+
+
+OPS = FusedOps(
+    add_rms_norm=add_rms_norm,
+    rotate_and_write=rotate_and_write,
+    rotate_and_write_latent=rotate_and_write_latent,
+    act_and_mul=act_and_mul,
+    rms_norm=rms_norm,
+)

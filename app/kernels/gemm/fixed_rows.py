@@ -1,0 +1,126 @@
+"""Products whose rows do not depend on how many there are: the library sees blocks of fixed numbers of rows only.
+
+A library chooses its kernel, and so the order of a sum, by the shape of a product. So rows go to it in blocks of 16,
+the last one filled up with zeros; blocks of other sizes join them where a trial on random numbers shows that they give
+the very same bits, and that a row's bits do not depend on its place in a block. Where they do, each row goes alone. A
+library's code looks at no values, so what holds for random rows holds for all. ("Batch invariance": He et al.,
+"Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from app.kernels.fused import GatedActivation
+from app.kernels.fused.exact import act_and_mul, add_rms_norm
+from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, PackedWeight, materialize
+
+BLOCK = 16  # rows
+_LARGE = 128  # rows of a block that reads a weight once for many
+_ALIGNMENT = 64  # bytes: of all tensors of a library's call, as it may go by that, too
+Product = Callable[[torch.Tensor], torch.Tensor]  # rows [M, K] -> [M, N]
+
+
+def block_sizes(product: Product, num_inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The numbers of rows, the largest first, at which a product of rows [M, `num_inputs`] of `dtype` gives the same
+    bits for a row at any place: (128, 16, 1) or fewer of them, (1,) where not even 16 rows are treated alike."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (torch.rand(_LARGE, num_inputs, generator=generator) - 0.5).to(dtype)
+    truth = torch.cat([product(rows[at : at + BLOCK]) for at in range(0, _LARGE, BLOCK)])
+    # 5 and 16, and 37 and 128, have no common divisor: every place is compared with every other, by steps.
+    if not torch.equal(product(rows[:BLOCK].roll(5, 0)), truth[:BLOCK].roll(5, 0)):
+        return (1,)
+    sizes = [BLOCK]
+    if torch.equal(product(rows), truth) and torch.equal(product(rows.roll(37, 0)), truth.roll(37, 0)):
+        sizes.insert(0, _LARGE)
+    if all(torch.equal(product(rows[at : at + 1].clone()), truth[at : at + 1]) for at in range(BLOCK)):
+        sizes.append(1)
+    return tuple(sizes)
+
+
+def in_blocks(product: Product, x: torch.Tensor, num_outputs: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """x [T, K] through a product of blocks of these numbers of rows, [T, `num_outputs`] in the dtype of x."""
+    out = x.new_empty(len(x), num_outputs)
+    for at, rows, size in _cut(len(x), sizes):
+        block = x[at : at + rows]
+        if rows < size or not block.is_contiguous() or block.data_ptr() % _ALIGNMENT:
+            block = x.new_zeros(size, x.shape[1])
+            block[:rows] = x[at : at + rows]
+        out[at : at + rows] = product(block)[:rows]
+    return out
+
+
+def _cut(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(first row, rows, size of their block) of each block: the largest that is full, at last one that is not."""
+    blocks, at = [], 0
+    while at < count:
+        left = count - at
+        size = next((one for one in sizes if one <= left and (one > 1 or left == 1 or sizes == (1,))), None)
+        size = size or min(one for one in sizes if one > left)
+        blocks.append((at, min(left, size), size))
+        at += size
+    return blocks
+
+
+def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, K] times weight [N, K], transposed, plus bias [N]: [T, N]."""
+    rows = materialize(x)
+    if weight.data_ptr() % _ALIGNMENT:
+        weight = weight.clone()
+    out = in_blocks(lambda block: F.linear(block, weight), rows, len(weight), _plain_sizes(*weight.shape, rows.dtype))
+    return out if bias is None else out.add_(bias)
+
+
+@cache
+def _plain_sizes(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """`block_sizes` of a plain weight of this shape, of whose numbers nothing depends on."""
+    weight = torch.rand(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)).sub_(0.5).to(dtype)
+    return block_sizes(lambda rows: F.linear(rows, weight), num_inputs, dtype)
+
+
+@dataclass(slots=True, frozen=True)
+class FixedRowsWeight(PackedWeight):
+    """A packed weight [N, K] that multiplies block by block."""
+
+    inner: PackedWeight
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    sizes: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Try which blocks agree, by a few small products."""
+        sizes = block_sizes(lambda rows: self.inner.linear(rows, None), self.shape[1], self.dtype)
+        object.__setattr__(self, "sizes", sizes)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K] -> x W^T + bias, [T, N]."""
+        out = in_blocks(lambda rows: self.inner.linear(rows, None), x, self.shape[0], self.sizes)
+        return out if bias is None else out.add_(bias)
+
+
+def gated_linear(
+    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
+) -> torch.Tensor:
+    """Gate and up side by side in weight [2 N, K]: activation(x gate^T) * (x up^T), [T, N]."""
+    return act_and_mul(linear(x, weight, bias), activation)
+
+
+def linear_add_norm(
+    x: GatedRows,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    may_defer: bool,
+) -> tuple[Activations, torch.Tensor]:
+    """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never deferred."""
+    return add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
+
+
+OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)

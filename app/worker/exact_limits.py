@@ -1,0 +1,83 @@
+"""Says what does not go with `deterministic`, before a start takes memory: what was not shown to be exact is refused.
+
+Exact are the models of `SHOWN`, whose steps are made of kernels marked `is_exact` (`KernelTable`); a layer of another
+kind asks for a kernel that is not there, and is refused by its operation's name. Options that change how numbers are
+stored or who adds them up are refused by theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.errors import ConfigError
+from app.kernels.fused.exact import ACTIVATIONS
+from app.layers.activation import GATED_ACTIVATIONS
+from app.models.implementation import runs_natively
+
+# Architectures whose logits tests compare bit for bit: tests/worker/test_exact_steps.py.
+SHOWN = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+DTYPES = (torch.float32, torch.bfloat16)
+PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
+
+_UNSHOWN = "was not shown to leave logits exact"
+# Options that keep their defaults, and why.
+_REFUSED: Mapping[str, str] = {
+    "quantization": f"a quantized product {_UNSHOWN}",
+    "kv_cache_dtype": f"a quantized KV cache {_UNSHOWN}",
+    "kv_connector": f"what a plugin brings back {_UNSHOWN}",
+    "enable_lora": f"a step with adapters {_UNSHOWN}",
+    "logits_processors": f"a plugin that edits the logits of all rows {_UNSHOWN}",
+    "tensor_parallel_size": "sums over ranks depend on how many there are (batch_and_layout, which is not there yet)",
+    "pipeline_parallel_size": f"a pipeline {_UNSHOWN}",
+}
+
+
+def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
+    """ConfigError names what `deterministic` does not go with; nothing where it is off."""
+    if not config.is_exact:
+        return
+    if config.deterministic == "batch_and_layout":
+        raise _refusal("logits that do not depend on the number of workers are not there yet; use batch")
+    if device.type != "cpu":
+        raise _refusal("on CPUs only so far: no GPU has shown yet that its kernels are exact")
+    if info.runner(config.runner) != "generate":
+        raise _refusal("for models that generate only")
+    if not runs_natively(info) or info.architecture not in SHOWN:
+        raise _refusal(f"{info.architecture} was not shown to be exact; known: {', '.join(sorted(SHOWN))}")
+    if info.quantization_scheme:
+        raise _refusal(f"the checkpoint is quantized: {_REFUSED['quantization']}")
+    if GATED_ACTIVATIONS.get(str(info.hf_config.get("hidden_act", "silu"))) not in ACTIVATIONS:
+        raise _refusal(f"the activation {info.hf_config.get('hidden_act')} was not shown to be exact")
+    if dtype not in DTYPES:
+        raise ConfigError("deterministic: dtype float32 or bfloat16", param="dtype")
+    if config.num_threads is None:
+        raise ConfigError(
+            "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
+            param="num_threads",
+        )
+    for name, reason in _REFUSED.items():
+        if getattr(config, name) != EngineConfig.model_fields[name].default:
+            raise ConfigError(f"{name}: {reason}; leave it out, or deterministic", param=name)
+    drafter = config.speculative_config
+    if drafter is not None and drafter.method not in PROPOSERS:
+        raise ConfigError(
+            f"speculative_config: the drafter {drafter.method} {_UNSHOWN}; known: {', '.join(sorted(PROPOSERS))}",
+            param="speculative_config",
+        )
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(f"deterministic: {reason}", param="deterministic")

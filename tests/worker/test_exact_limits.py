@@ -1,0 +1,70 @@
+"""`deterministic` goes only with what was shown to be exact; the rest is refused by its name before memory is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.errors import ConfigError
+from app.kernels.kernel_table import Candidate, KernelTable
+from app.worker.exact_limits import refuse_inexact
+from tests.tiny_models import tiny_model
+
+CPU = torch.device("cpu")
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+
+
+def refuse(
+    hf: dict[str, Any] | None = None, device: torch.device = CPU, dtype: torch.dtype = torch.float32, **options: Any
+) -> None:
+    options = {"deterministic": "batch", "num_threads": 1, **options}
+    config = EngineConfig(**{name: value for name, value in options.items() if value is not None})
+    info = ModelInfo(tiny_model("llama"), {**LLAMA, **(hf or {})}, {})
+    refuse_inexact(config, info, device, dtype)
+
+
+def test_what_is_exact() -> None:
+    refuse()
+    refuse(dtype=torch.bfloat16, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+    refuse(kv_host_memory_bytes=1 << 20, enable_prefix_caching=True, max_num_batched_tokens=7)
+    refuse({"architectures": ["NoSuchForCausalLM"]}, deterministic="off", num_threads=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"deterministic": "batch_and_layout"}, "deterministic: .*not there yet; use batch"),
+        ({"device": torch.device("cuda")}, "deterministic: on CPUs only so far"),
+        ({"dtype": torch.float16}, "deterministic: dtype float32 or bfloat16"),
+        ({"num_threads": None}, "deterministic: say num_threads"),
+        ({"runner": "pooling"}, "deterministic: for models that generate only"),
+        ({"hf": {"architectures": ["GPT2LMHeadModel"]}}, "GPT2LMHeadModel was not shown to be exact; known: LlamaFor"),
+        ({"hf": {"hidden_act": "gelu"}}, "deterministic: the activation gelu"),
+        ({"hf": {"quantization_config": {"quant_method": "gptq"}}}, "deterministic: the checkpoint is quantized"),
+        ({"quantization": "int8"}, "quantization: a quantized product"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: a quantized KV cache"),
+        ({"enable_lora": True}, "enable_lora: a step with adapters"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: sums over ranks"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: a pipeline"),
+        ({"speculative_config": {"method": "eagle", "model": "x"}}, "the drafter eagle was not shown"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_what_is_not_shown_is_named(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        refuse(**options)
+
+
+def test_an_operation_without_an_exact_kernel_is_named() -> None:
+    table: KernelTable[object] = KernelTable("recurrences", Candidate(object()), Candidate(object(), is_exact=False))
+    with pytest.raises(ConfigError, match="deterministic: this model needs recurrences, which are not exact on a CPU"):
+        table.on(CPU, exact=True)
+    exact, other = object(), object()
+    table = KernelTable("sums", Candidate(exact, is_exact=True), Candidate(other))
+    assert table.on(CPU) is other
+    assert table.all_on(CPU) == (other,)
+    assert table.on(CPU, exact=True) is exact
