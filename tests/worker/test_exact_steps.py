@@ -45,7 +45,7 @@ Logprobs = dict[str, list[list[tuple[int, float]]]]  # of a request: (token, log
 
 def core_of(model: str, dtype: str, **options: Any) -> EngineCore:
     fixed = {"device": "cpu", "num_threads": 1, "executor": "in_process", "max_model_len": 200, "block_size": 8}
-    free = {"num_blocks": 400, "max_num_seqs": 8, "deterministic": "batch"}
+    free = {"num_blocks": 400, "max_num_seqs": 8, "max_step_s": 0, "deterministic": "batch"}
     config = EngineConfig(model=str(MODELS[model]()), dtype=dtype, **{**fixed, **free, **options})
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
     core.start()
@@ -122,7 +122,7 @@ def test_in_chunks_of_any_size(model: str, dtype: str, chunk: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("model", "dtype"), SOME)
+@pytest.mark.parametrize(("model", "dtype"), [("llama", "float32"), *SOME[1:]])
 def test_preempted(model: str, dtype: str) -> None:
     found, results = together(model, dtype, num_blocks=101, block_size=2, enable_prefix_caching=False)
     assert sum(final.num_preemptions for final in results.final.values())

@@ -59,7 +59,7 @@ def paged_attention(
     """query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D] -> [T, Hq, D], request by request."""
     plan = meta.plan
     assert isinstance(plan, StepPlan), "call prepare(meta, ...) before the first layer"
-    assert soft_cap is kv_scales is bias is None, "it serves none of these (OPS.features)"
+    assert (soft_cap, kv_scales, bias) == (None, None, None), "it serves none of these (OPS.features)"
     out = torch.empty_like(query)
     for request, end in enumerate(plan.seq_lens):
         rows = slice(plan.starts[request], plan.starts[request + 1])
@@ -80,7 +80,7 @@ def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor, seen: int, end: int) -
     found = kv_cache[entries, :, :, positions % block_size]  # [end - seen, 2, Hkv, D]
     whole = torch.zeros(2, (last + 1 - first) * KEYS, kv_cache.shape[2], kv_cache.shape[4])
     whole[:, seen - first * KEYS : end - first * KEYS] = found.transpose(0, 1)
-    keys, values = whole.unflatten(1, (-1, KEYS)).transpose(2, 3).contiguous().unbind(0)
+    keys, values = whole.view(2, -1, KEYS, *whole.shape[2:]).transpose(2, 3).contiguous().unbind(0)
     return Context(first, keys, values)
 
 
@@ -98,7 +98,7 @@ def _attend(
     placed = torch.zeros(count * length, num_kv_heads, group, head_dim)
     placed[first - begin : first - begin + num_queries] = query.view(num_queries, num_kv_heads, group, head_dim)
     tiles = torch.zeros(count, num_kv_heads, rows, head_dim)
-    of_tile = placed.unflatten(0, (count, length)).transpose(1, 2)  # [count, Hkv, length, group, D]
+    of_tile = placed.view(count, length, *placed.shape[1:]).transpose(1, 2)  # [count, Hkv, length, group, D]
     tiles[:, :, : length * group] = of_tile.flatten(2, 3).mul_(scale)
     spans = [
         _span(begin + tile * length, min(begin + (tile + 1) * length, first + num_queries), sliding_window, context)
@@ -115,7 +115,8 @@ def _attend(
         part = slice(done, done + size)
         tiles[part] = _attend_tiles(tiles[part], context, spans[part], positions[part], sliding_window)
         done += size
-    attended = tiles[:, :, : length * group].unflatten(2, (length, group)).transpose(1, 2).flatten(0, 1)
+    attended = tiles[:, :, : length * group].reshape(count, num_kv_heads, length, group, head_dim)
+    attended = attended.transpose(1, 2).flatten(0, 1)
     return attended[first - begin : first - begin + num_queries].reshape(query.shape).to(query.dtype)
 
 

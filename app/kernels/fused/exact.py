@@ -53,7 +53,7 @@ def rotate_and_write(
     """heads [T, Hq + 2 Hkv, D] -> rotated queries [T, Hq, D]; keys and values go into the cache."""
     num_kv_heads = kv_cache.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
-    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if norm is not None:
         query = rms_norm(query, norm.query_weight, norm.eps)
         key = rms_norm(key, norm.key_weight, norm.eps)
