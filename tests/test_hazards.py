@@ -24,6 +24,7 @@ MAY_UNPICKLE = {
 # What a command of the user's own asks, the address that this server itself announces, a driver of its workers, the hub
 # that the operator names a model of, and hosts of pictures that the operator names.
 MAY_CONNECT = {
+    "cli/check_determinism.py",
     "cli/cluster.py",
     "cli/server_queries.py",
     "cli/stream_client.py",

@@ -54,7 +54,7 @@ class Answer:
     most_likely: tuple[Mapping[str, float], ...]
 
     def first_difference(self, other: Answer) -> str | None:
-        """Where another answer to the same prompt departs from this one, in words; None: nowhere."""
+        """Says where another answer to the same prompt departs from this one; None: nowhere."""
         for place, (mine, its) in enumerate(zip(self.tokens, other.tokens, strict=False)):
             if mine != its:
                 return f"token {place}: {mine!r}, then {its!r}"
