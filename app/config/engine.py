@@ -268,8 +268,10 @@ class EngineConfig(Frozen):
         description="Plugins that edit the logits of every step, in this order, before what requests ask for: what a "
         "grammar or allowed_token_ids rule out stays ruled out.",
     )
-    limit_mm_per_prompt: dict[Literal["image"], Annotated[int, Field(ge=0)]] = Field(
-        {}, description="Most pictures of one prompt, as {image: 4}; the ingress's media.max_images where not given."
+    limit_mm_per_prompt: dict[Literal["image", "audio"], Annotated[int, Field(ge=0)]] = Field(
+        {},
+        description="Most pictures or sounds of one prompt, as {image: 4, audio: 1}; the ingress's media.max_images or "
+        "max_sounds where not given.",
     )
     mm_processor_kwargs: dict[str, int] = Field(
         {},

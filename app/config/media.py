@@ -16,10 +16,12 @@ class MediaConfig(Frozen):
     )
     max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
     max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
+    max_sounds: int = Field(16, ge=0, description="Most sounds of one request, whatever the model takes.")
     max_prompt_bytes: int = Field(
         96 << 20,
         ge=1,
-        description="Most bytes of the pixels of one prompt. They go to an engine in one message, so it is less than "
+        description="Most bytes of the pixels of one prompt, or of the features of its sounds. They go to an engine in "
+        "one message, so it is less than "
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH.",
     )
     max_sound_s: float = Field(
@@ -45,7 +47,9 @@ class MediaConfig(Frozen):
         "their pieces, each started when it is needed first.",
     )
     cache_bytes: int = Field(
-        64 << 20, ge=0, description="Memory for pictures that were decoded, which a request that shows one again finds."
+        64 << 20,
+        ge=0,
+        description="Memory for pictures and sounds that were decoded, which a request that brings one again finds.",
     )
     engine_bytes: int = Field(
         4 << 30,
@@ -55,11 +59,17 @@ class MediaConfig(Frozen):
     )
     allowed_media_domains: tuple[str, ...] = Field(
         (),
-        description="Hosts that pictures may be fetched from over http and https, each by its whole name; with none, "
-        "requests bring pictures as data URLs only.",
+        description="Hosts that pictures and sounds may be fetched from over http and https, each by its whole name; "
+        "with none, requests bring them as data only.",
     )
-    fetch_timeout_s: float = Field(5.0, gt=0, description="Longest that fetching one picture may take, in seconds.")
+    fetch_timeout_s: float = Field(
+        5.0, gt=0, description="Longest that fetching one picture or sound may take, in seconds."
+    )
     max_redirects: int = Field(3, ge=0, le=16, description="Most redirects that are followed, each to an allowed host.")
+
+    def most(self, kind: str) -> int:
+        """Most items of a kind in one request."""
+        return self.max_sounds if kind == "audio" else self.max_images
 
     @field_validator("allowed_media_domains")
     @classmethod

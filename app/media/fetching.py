@@ -1,4 +1,4 @@
-"""Fetches pictures over http from hosts that the configuration allows, and reaches nothing else through that.
+"""Fetches pictures and sounds over http from hosts that the configuration allows, and reaches nothing else by that.
 
 A name is looked up once for each connection, which goes to the address that was checked and to no other. Addresses that
 are not public are refused, whatever the name; redirects are checked anew; no proxy, cookie or credential is used.
@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -18,7 +19,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, UnsupportedError
-from app.media.source import check_bytes
+from app.media.source import NOUN, check_bytes
+from app.records.media import MediaKind
 
 PORTS = {"http": 80, "https": 443}
 MAX_URL_CHARS = 8192
@@ -27,10 +29,19 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Not of the internet, though `ipaddress` calls them global: addresses of IPv4 in old forms, local NAT64, site-local.
 _OTHERS = [ipaddress.ip_network(one) for one in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")]
 _REDIRECTS = (301, 302, 303, 307, 308)
-_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "manta"}
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "manta"}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LookUp = Callable[[str, int], Awaitable[list[str]]]  # the addresses of a host
+
+
+@dataclass(slots=True, frozen=True)
+class _Wanted:
+    """Says what is fetched, and how much of it may come."""
+
+    kind: MediaKind
+    max_bytes: int
+    hold: Callable[[int], None]
 
 
 class Fetcher:
@@ -48,51 +59,60 @@ class Fetcher:
         self._ports = ports or PORTS
         self._is_public = is_public or is_public_address
 
-    async def fetch(self, url: str, hold: Callable[[int], None] = lambda _: None) -> bytes:
-        """The bytes at `url`; `hold` is told how many more have come, and may refuse them. InvalidRequestError says why
-        there are none, and tells no address; the message goes on behind the name of the field."""
+    async def fetch(
+        self,
+        url: str,
+        hold: Callable[[int], None] = lambda _: None,
+        kind: MediaKind = "image",
+        max_bytes: int | None = None,
+    ) -> bytes:
+        """The bytes at `url`, at most `max_bytes` (None: as many as a picture may have); `hold` is told how many more
+        have come, and may refuse them. InvalidRequestError says why there are none, and tells no address; the message
+        goes on behind the name of the field."""
         self._check(url)  # before anything is opened
+        wanted = _Wanted(kind, self._config.max_image_bytes if max_bytes is None else max_bytes, hold)
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s):
-                return await self._follow(url, hold)
+                return await self._follow(url, wanted)
         except TimeoutError:
             raise InvalidRequestError(f"was not fetched within {self._config.fetch_timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise InvalidRequestError(f"was not fetched: {_reason(error)}") from None
 
-    async def _follow(self, url: str, hold: Callable[[int], None]) -> bytes:
+    async def _follow(self, url: str, wanted: _Wanted) -> bytes:
+        headers = {**_HEADERS, "Accept": f"{wanted.kind}/*"}
         connector = aiohttp.TCPConnector(resolver=_Checked(self._look_up, self._is_public), force_close=True, limit=1)
         async with aiohttp.ClientSession(
             connector=connector, trust_env=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
             for _ in range(self._config.max_redirects + 1):
-                async with session.get(url, allow_redirects=False, headers=_HEADERS) as response:
+                async with session.get(url, allow_redirects=False, headers=headers) as response:
                     if response.status not in _REDIRECTS:
-                        return await self._body(response, hold)
+                        return await self._body(response, wanted)
                     url = urljoin(url, response.headers.get("Location", ""))
                 self._check(url)
         raise InvalidRequestError(f"was not fetched: more than {self._config.max_redirects} redirects")
 
-    async def _body(self, response: aiohttp.ClientResponse, hold: Callable[[int], None]) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, wanted: _Wanted) -> bytes:
         if response.status != 200:
             raise InvalidRequestError(f"was not fetched: the server answered with status {response.status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise InvalidRequestError("was not fetched: the server sends it compressed, which was not asked for")
-        most = self._config.max_image_bytes
-        check_bytes(response.content_length or 0, most)
+        most = wanted.max_bytes
+        check_bytes(response.content_length or 0, most, wanted.kind)
         body = bytearray()
         async for piece in response.content.iter_chunked(_PIECE_BYTES):
             body += piece
             if len(body) > most:
-                raise InvalidRequestError(f"has more than the {most} bytes that a picture may have")
-            hold(len(piece))
+                raise InvalidRequestError(f"has more than the {most} bytes that a {NOUN[wanted.kind]} may have")
+            wanted.hold(len(piece))
         return bytes(body)
 
     def _check(self, url: str) -> None:
         """Refuse what may not be asked for, by the URL alone."""
         allowed = self._config.allowed_media_domains
         if not allowed:
-            raise UnsupportedError("is not fetched: this server takes pictures as data URLs only")
+            raise UnsupportedError("is not fetched: this server takes pictures as data URLs only, and sounds as data")
         if len(url) > MAX_URL_CHARS or not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
             raise InvalidRequestError(f"is no URL of at most {MAX_URL_CHARS} ASCII characters")
         try:

@@ -1,4 +1,4 @@
-"""One picture that was read: its place among tokens, its pixels, its identity; and those that were read lately."""
+"""One picture or sound that was read: its place among tokens, pixels, identity; and those that were read lately."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from app.media.processors.base import Layout
-from app.records.media import DIGEST_BYTES, MediaItem
+from app.records.media import DIGEST_BYTES, MediaItem, MediaKind
 from app.records.sized_cache import SizedCache
 
 
 @dataclass(slots=True, frozen=True)
 class Picture:
-    """A picture that a prompt may show, wherever it stands there."""
+    """A picture that a prompt may show, or a sound, wherever it stands there."""
 
     digest: bytes
     layout: Layout
     shape: tuple[int, ...]
-    pixels: bytes
+    pixels: bytes  # of a sound its features
+    kind: MediaKind = "image"
 
     def item(self, offset: int, length: int) -> MediaItem:
         """The same at its place in a prompt."""
-        return MediaItem("image", self.digest, offset, length, self.layout.grid, self.shape, self.pixels)
+        return MediaItem(self.kind, self.digest, offset, length, self.layout.grid, self.shape, self.pixels)
 
 
 def digest_of(key: bytes, parts: Sequence[bytes]) -> bytes:

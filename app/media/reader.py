@@ -1,19 +1,20 @@
-"""Reads pictures: a file in, pixels and identity out, each file once as long as it is remembered."""
+"""Reads pictures and sounds: a file in, pixels and identity out, each file once as long as it is remembered."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError
 from app.media.audio.reader import SoundReader
+from app.media.audio.sound_processor import SoundProcessor
 from app.media.decoders import Decoded, Decoders
 from app.media.fetching import Fetcher
 from app.media.header import Header, read_header
 from app.media.picture import Picture, PictureCache, digest_of
-from app.media.processors.base import Layout, Processor
+from app.media.processors.base import Layout, MediaProcessor, Processor
 
 
 class MediaReader:
@@ -46,15 +47,29 @@ class MediaReader:
         """
         header = self._header(data)
         asked = self._named(family, processor, tenant)
-        file = digest_of(self._key, [b"file", *asked, data])
-        found = self._cache.get(file)
-        if found is not None:
-            return found
-        picture = self._picture(self._decoders.decode(data, header, family, processor.settings), processor, asked)
-        self._cache.add(file, picture)
-        return picture
 
-    def _named(self, family: str, processor: Processor, tenant: str) -> list[bytes]:
+        def seen() -> Picture:
+            return self._picture(self._decoders.decode(data, header, family, processor.settings), processor, asked)
+
+        return self._kept([b"file", *asked, data], seen)
+
+    def read_sound(
+        self, data: bytes, family: str, processor: SoundProcessor, max_s: float, tenant: str = ""
+    ) -> Picture:
+        """The same of the sound in a file, which lasts at most `max_s` seconds."""
+        asked = self._named(family, processor, tenant)
+        return self._kept([b"sound file", *asked, data], lambda: self.sounds.read(data, processor, max_s, asked))
+
+    def _kept(self, parts: Sequence[bytes], read: Callable[[], Picture]) -> Picture:
+        """Returns what is remembered under these parts, or is read now."""
+        file = digest_of(self._key, parts)
+        found = self._cache.get(file)
+        if found is None:
+            found = read()
+            self._cache.add(file, found)
+        return found
+
+    def _named(self, family: str, processor: MediaProcessor, tenant: str) -> list[bytes]:
         """Returns whose it is and all that decides what its pixels become."""
         return [tenant.encode(), family.encode(), json.dumps(processor.settings, sort_keys=True).encode()]
 

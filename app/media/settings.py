@@ -1,16 +1,19 @@
-"""Reads the settings of the image processor that a checkpoint was trained with, from its own files."""
+"""Reads the settings of the image processor, or feature extractor, that a checkpoint was trained with, from its own
+files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.checkpoints.json_file import read_object
 from app.errors import CheckpointError
 
+Part = Literal["image_processor", "feature_extractor"]
 
-def read_settings(directory: Path) -> Mapping[str, Any]:
+
+def read_settings(directory: Path, part: Part = "image_processor") -> Mapping[str, Any]:
     """The processor's settings: of processor_config.json, as newer files have them, over preprocessor_config.json.
 
     What the newer file says of prompts (tokens of a picture, its patches) is beside what it says of the pixels.
@@ -18,7 +21,7 @@ def read_settings(directory: Path) -> Mapping[str, Any]:
     """
     older = read_object(directory / "preprocessor_config.json", optional=True)
     newer = read_object(directory / "processor_config.json", optional=True)
-    pixels = newer.pop("image_processor", {})
-    if not isinstance(pixels, Mapping):
-        raise CheckpointError(f"{directory}/processor_config.json: image_processor is no object", param="model")
-    return {name: value for name, value in {**newer, **older, **pixels}.items() if value is not None}
+    own = newer.pop(part, {})
+    if not isinstance(own, Mapping):
+        raise CheckpointError(f"{directory}/processor_config.json: {part} is no object", param="model")
+    return {name: value for name, value in {**newer, **older, **own}.items() if value is not None}

@@ -29,8 +29,8 @@ from app.offline.engine_loop import EngineLoop
 from app.offline.generation import Generation
 from app.offline.loaded_adapters import LoadedAdapters
 from app.offline.lora_request import LoRARequest
+from app.offline.media import PromptEncoder
 from app.offline.metrics import Metric, metrics_of
-from app.offline.pictures import PromptEncoder
 from app.offline.pooling import Pooling
 from app.offline.pooling_outputs import (
     ClassificationOutput,
@@ -182,7 +182,8 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}, to which
-        {"multi_modal_data": {"image": ...}} adds pictures, one for each of the model's placeholders in the prompt.
+        {"multi_modal_data": {"image": ...}} adds pictures, and {"audio": ...} sounds (files in bytes, data URLs, pairs
+        of an array and its rate), one for each of the model's placeholders in the prompt.
 
         `sampling_params` is one for all prompts or one for each; when not given, the model's defaults and 16 tokens, as
         with vLLM. `lora_request` is the adapter (enable_lora) of all prompts, or one for each. Results are in the order
@@ -214,7 +215,8 @@ class LLM:
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or each of several; see `generate`. Parts of messages may be
-        pictures: OpenAI's `image_url` with a data URL, or {"type": "image_pil", "image_pil": one of Pillow's}."""
+        pictures: OpenAI's `image_url` with a data URL, or {"type": "image_pil", "image_pil": one of Pillow's}; or
+        sounds: `input_audio`, `audio_url`, or {"type": "audio", "audio": (samples, rate)}."""
         check_conversations(messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from app.api.generation.request_builder import pooling_request
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
 from app.offline.engine_loop import EngineLoop
-from app.offline.pictures import PromptEncoder
+from app.offline.media import PromptEncoder
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
 from app.offline.prompts import Prompt, as_list, at_prompt, has_media, text_or_ids
 from app.records.late_interaction import LateInteraction

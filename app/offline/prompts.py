@@ -1,5 +1,5 @@
 """The forms in which `LLM` takes prompts: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, either with
-{"multi_modal_data": {"image": ...}}."""
+{"multi_modal_data": {"image": ...}} or {"audio": ...}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.errors import InvalidRequestError
-from app.records.media import MediaAsk
+from app.records.media import MediaAsk, MediaKind
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -26,11 +26,19 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 @dataclass(slots=True, frozen=True)
 class Encoded:
-    """A prompt as the engine takes it: its text where it had one, its tokens, and its pictures."""
+    """A prompt as the engine takes it: its text where it had one, its tokens, and its pictures or sounds."""
 
     text: str | None
     token_ids: list[int]
     asks: tuple[MediaAsk, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Given:
+    """A picture or sound, in whichever form it came."""
+
+    kind: MediaKind
+    value: Any
 
 
 def has_media(prompt: Prompt) -> bool:
@@ -38,18 +46,21 @@ def has_media(prompt: Prompt) -> bool:
     return isinstance(prompt, Mapping) and "multi_modal_data" in prompt
 
 
-def split_media(prompt: Prompt) -> tuple[Prompt, list[Any]]:
-    """A prompt without its `multi_modal_data`, and the pictures in that; InvalidRequestError for other media."""
+def split_media(prompt: Prompt) -> tuple[Prompt, list[Given]]:
+    """A prompt without its `multi_modal_data`, and the pictures or sounds in that; InvalidRequestError for other
+    media."""
     if not has_media(prompt):
         return prompt, []
     assert isinstance(prompt, Mapping)
     rest, media = dict(prompt), prompt["multi_modal_data"] or {}
     del rest["multi_modal_data"]
-    if not isinstance(media, Mapping) or set(media) - {"image"}:
-        known = 'multi_modal_data is an object with "image": a picture or several'
+    if not isinstance(media, Mapping) or set(media) - {"image", "audio"}:
+        known = 'multi_modal_data is an object with "image" or "audio": a picture or sound, or several'
         raise InvalidRequestError(f"{known}, not {media!r:.80}", param="multi_modal_data")
-    images = media.get("image", [])
-    return rest, list(images) if isinstance(images, list | tuple) else [images]
+    images, sounds = media.get("image", []), media.get("audio", [])
+    found = [Given("image", one) for one in (images if isinstance(images, list | tuple) else [images])]
+    # A tuple is one sound: its samples, and how many there are in a second.
+    return rest, found + [Given("audio", one) for one in (sounds if isinstance(sounds, list) else [sounds])]
 
 
 def text_or_ids(prompt: Prompt) -> str | list[int]:

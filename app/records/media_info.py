@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from app.checkpoints.model_info import ModelInfo
 from app.records.media import MediaKind
@@ -58,6 +58,16 @@ class MediaInfo:
     whole_tokens: int = 0
     audio_token_id: int | None = None  # None: it takes no sounds
     is_alone: bool = False  # a prompt is a picture or a text
+
+    @property
+    def kind(self) -> Literal["image", "audio"]:
+        """Says what its users bring: pictures, where it also takes videos, or sounds."""
+        return "image" if self.audio_token_id is None else "audio"
+
+    @property
+    def token_id(self) -> int | None:
+        """The token that stands for those."""
+        return self.placeholder(self.kind)
 
     def placeholder(self, kind: MediaKind) -> int | None:
         """The token that stands for such an item's embeddings."""

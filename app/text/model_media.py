@@ -1,4 +1,4 @@
-"""One model's pictures as those see them that make prompts: which it takes, and how each is prepared."""
+"""One model's pictures, or sounds, as those see them that make prompts: which it takes, and how each is prepared."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from app.checkpoints.fields.kinds import expect
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError, UnsupportedError
+from app.media.audio.sound_processor import SoundProcessor
+from app.media.audio.sound_processors import SOUND_PROCESSORS
+from app.media.picture import Picture
 from app.media.processors import PROCESSORS
-from app.media.processors.base import Detail, Layout, Processor
+from app.media.processors.base import Detail, Layout, MediaProcessor, Processor
 from app.media.reader import MediaReader
-from app.media.settings import read_settings
+from app.media.settings import Part, read_settings
+from app.records.media import MediaKind
 from app.records.media_info import MediaInfo
-from app.registry import suggestion
+from app.registry import Registry, suggestion
 from app.text.tokenizer import Tokenizer
+
+NOUNS: Mapping[MediaKind, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
+_TABLES: Mapping[MediaKind, Registry[Any]] = {"image": PROCESSORS, "audio": SOUND_PROCESSORS}
+_PARTS: Mapping[MediaKind, Part] = {"image": "image_processor", "audio": "feature_extractor"}
 
 
 class ModelMedia:
-    """A model's processor under its settings, and the `reader` of all pictures. `max_images`: most of one prompt."""
+    """A model's processor under its settings, and the `reader` of all media. `max_items`: most of one prompt."""
 
     def __init__(
         self,
@@ -29,17 +37,19 @@ class ModelMedia:
         settings: Mapping[str, Any],
         tokenizer: Tokenizer,
         reader: MediaReader,
-        max_images: int,
+        max_items: int,
         max_item_tokens: int,
     ) -> None:
         self.info = info
+        self.kind = info.kind
+        self.noun = NOUNS[info.kind]
         self.family = info.processor
         self.reader = reader
-        self.max_images = min(max_images, reader.config.max_images)
-        self.max_item_tokens = max_item_tokens  # of one picture
-        self.refusal: str | None = None  # a setting of the checkpoint's under which no picture is prepared
+        self.max_items = min(max_items, reader.config.most(info.kind))
+        self.max_item_tokens = max_item_tokens
+        self.refusal: str | None = None  # a setting of the checkpoint's under which nothing is prepared
         self._tokenizer = tokenizer
-        self._class: type[Processor] = PROCESSORS.load(info.processor)
+        self._class: type[MediaProcessor] = _TABLES[info.kind].load(info.processor)
         self._settings = dict(settings)
 
     @classmethod
@@ -49,18 +59,18 @@ class ModelMedia:
         CheckpointError names what of the files cannot be used, ConfigError an option that the processor does not have.
         """
         info = MediaInfo.of(model)
-        if info is None or info.image_token_id is None or info.processor not in PROCESSORS:
+        if info is None or info.token_id is None or info.processor not in _TABLES[info.kind]:
             return None
-        placeholder = tokenizer.id_to_token(info.image_token_id)
+        placeholder = tokenizer.id_to_token(info.token_id)
         if placeholder is None:
             return None
-        family: type[Processor] = PROCESSORS.load(info.processor)
-        own = read_settings(model.directory)
+        family: type[MediaProcessor] = _TABLES[info.kind].load(info.processor)
+        own = read_settings(model.directory, _PARTS[info.kind])
         settings = family.settings_of(own, model.hf_config)
         for name, (field, default) in family.tokens.items():
             settings[name] = tokenizer.id_to_token(int(model.hf_config.get(field) or default))
         given = _checked(family, config.mm_processor_kwargs)
-        most = config.limit_mm_per_prompt.get("image", reader.config.max_images)
+        most = config.limit_mm_per_prompt.get(info.kind, reader.config.most(info.kind))
         media = cls(
             info, {**settings, **given, "placeholder": placeholder}, tokenizer, reader, most, config.max_item_tokens
         )
@@ -69,34 +79,47 @@ class ModelMedia:
         return media
 
     def check(self, field: str) -> None:
-        """UnsupportedError, which names the field, where the checkpoint prepares pictures in a way that is not known
-        here."""
+        """UnsupportedError, which names the field, where the checkpoint prepares media in a way that is not known."""
         if self.refusal is not None:
             what = f"the model's image processor has {self.refusal}, which is not supported; text is served"
             raise UnsupportedError(f"{field}: {what}", param=field)
 
     @cached_property
-    def processor(self) -> Processor:
-        """The processor for pictures of any detail."""
+    def processor(self) -> MediaProcessor:
+        """The processor for items of any detail."""
         return self._class(self._settings)
 
     @cached_property
-    def _low(self) -> Processor:
+    def _low(self) -> MediaProcessor:
         return self._class(self.processor.low())
 
-    def processor_for(self, detail: Detail) -> Processor:
-        """The processor for a picture of which a request asks for so much detail."""
+    def _for(self, detail: Detail) -> MediaProcessor:
         return self._low if detail == "low" else self.processor
+
+    def num_tokens(self, data: bytes, detail: Detail = "auto") -> int:
+        """Tokens of a picture by its file's header alone; 0 of a sound, of which no header is believed."""
+        processor = self._for(detail)
+        return self.reader.layout(data, processor).num_tokens if isinstance(processor, Processor) else 0
+
+    def read(self, data: bytes, detail: Detail = "auto", tenant: str = "", most_tokens: int | None = None) -> Picture:
+        """The item in a file, of which a request asks for so much detail, as a tenant's prompt shows it. Blocks on a
+        process; errors as those of MediaReader. `most_tokens`: that a prompt has room for."""
+        processor = self._for(detail)
+        if isinstance(processor, Processor):
+            return self.reader.read(data, self.family, processor, tenant)
+        assert isinstance(processor, SoundProcessor)
+        most = self.max_item_tokens if most_tokens is None else min(self.max_item_tokens, most_tokens)
+        return self.reader.read_sound(data, self.family, processor, processor.max_s(most), tenant)
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts that stand for pictures and videos, which a user's text may not bring into a prompt as such."""
-        ids = self.info.image_token_id, self.info.video_token_id
+        """Texts that stand for media, which a user's text may not bring into a prompt as such."""
+        ids = self.info.image_token_id, self.info.video_token_id, self.info.audio_token_id
         names = (self._tokenizer.id_to_token(token) for token in ids if token is not None)
         return tuple(dict.fromkeys((self.processor.written, *filter(None, names))))
 
     def token_ids(self, layout: Layout) -> list[int]:
-        """The tokens of a picture."""
+        """The tokens of an item."""
         return [token for text, count in layout.runs for token in self._ids[text] * count]
 
     @cached_property
@@ -116,7 +139,7 @@ class _TokenIds(dict[str, list[int]]):
         return ids
 
 
-def _checked(family: type[Processor], options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(family: type[MediaProcessor], options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for a processor, all of which it has; ConfigError otherwise."""
     for name, value in options.items():
         field = f"mm_processor_kwargs.{name}"

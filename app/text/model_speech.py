@@ -38,7 +38,7 @@ class ModelSpeech:
             return None
         if info.is_multilingual and not info.languages:
             info = _with_languages(info, tokenizer)
-        own = read_settings(model.directory)
+        own = read_settings(model.directory, "feature_extractor")
         widths = {name: own.get(name, usual) for name, usual in (("n_fft", 400), ("hop_length", 160))}
         for name, width in widths.items():
             expect(width, _WIDTH, f"preprocessor_config.json: {name}", CheckpointError)

@@ -1,4 +1,4 @@
-"""Keeps what a chat template writes where a picture goes apart from the same words in a user's text.
+"""Keeps what a chat template writes where a picture or sound goes apart from the same words in a user's text.
 
 While a template renders a conversation, a mark that nobody can guess stands for each such word of the user's. Behind
 it they come back as text: tokenised in halves, none of which is a token of its own meaning.
@@ -58,7 +58,7 @@ class Placeholders:
         return [*pieces, begun]
 
     def in_place(self, text: str) -> str:
-        """A text with what stands around a picture where one goes."""
+        """A text with what stands around an item where one goes."""
         return text if self._in_place == self._written else text.replace(self._written, self._in_place)
 
 
@@ -71,25 +71,25 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str], add_special_token
     return ids + [token for piece in tokenizer.encode_batch(rest, False) for token in piece] if rest else ids
 
 
-def with_pictures(
-    media: ModelMedia, token_ids: list[int], pictures: Sequence[Picture], field: str
+def with_media(
+    media: ModelMedia, token_ids: list[int], shown: Sequence[Picture], field: str
 ) -> tuple[list[int], tuple[MediaAsk, ...]]:
-    """A prompt whose placeholders, one for each picture, have become the pictures' tokens, and the record of them.
+    """A prompt whose placeholders, one for each picture or sound, have become their tokens, and the record of them.
 
     InvalidRequestError where the prompt has another number of placeholders.
     """
-    places = [i for i, token in enumerate(token_ids) if token == media.info.image_token_id]
-    if len(places) != len(pictures):
-        what = f"{len(pictures)} pictures, but the prompt has {len(places)} places for them"
+    places = [i for i, token in enumerate(token_ids) if token == media.info.token_id]
+    if len(places) != len(shown):
+        what = f"{len(shown)} {media.noun}, but the prompt has {len(places)} places for them"
         raise InvalidRequestError(
             f"{field}: {what}: the chat template or the text must write one for each", param=field
         )
-    if not pictures:
+    if not shown:
         return token_ids, ()
     expanded: list[int] = []
     items: list[MediaItem] = []
     done = 0
-    for place, picture in zip(places, pictures, strict=True):
+    for place, picture in zip(places, shown, strict=True):
         expanded += token_ids[done:place]
         own = media.token_ids(picture.layout)
         items.append(picture.item(len(expanded), len(own)))
@@ -104,5 +104,5 @@ def picture_alone(media: ModelMedia, pictures: Sequence[Picture], text: str, fie
     if len(pictures) != 1 or text:
         what = f"{len(pictures)} pictures beside {len(text)} characters of text"
         raise InvalidRequestError(f"{field}: a prompt of this model is a text or a picture, not {what}", param=field)
-    assert media.info.image_token_id is not None
-    return [media.info.image_token_id], MediaAsk((pictures[0].item(0, 1),))
+    assert media.info.token_id is not None
+    return [media.info.token_id], MediaAsk((pictures[0].item(0, 1),))

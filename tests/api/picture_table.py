@@ -142,6 +142,7 @@ ELSEWHERE = {
     "decode_memory_bytes": "tests/media/test_reader.py::test_a_picture_that_is_too_much_costs_a_process",
     "max_decoders": "tests/media/test_reader.py::test_processes_are_few",
     "cache_bytes": "tests/media/test_reader.py::test_a_file_that_came_before_is_not_decoded_again",
+    "max_sounds": "tests/api/chat/test_sounds.py::test_limits_of_a_prompt",
     "max_sound_s": "tests/media/audio/test_reader.py::test_errors_say_what_is_wrong",
     "engine_bytes": "tests/deployments/replica/test_media_room.py::test_pixels_count_until_their_request_is_gone",
     "fetch_timeout_s": "tests/media/test_fetching.py::test_answers_and_redirects",

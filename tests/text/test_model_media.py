@@ -10,18 +10,19 @@ import pytest
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 from app.media.processors.gemma3 import Gemma3Processor
 from tests.media.media_model import PAD, VIDEO, reader, seeing, write_media_model
+from tests.media.pictures import file_of, picture
 
 
 def test_options_go_before_the_checkpoint_s_own(tmp_path: Path) -> None:
     path = write_media_model(tmp_path / "m")
     media = seeing(path, reader(max_images=9)).media
     assert media is not None
-    assert (media.max_images, media.reserved, media.processor.settings["max_pixels"]) == (9, (PAD, VIDEO), 784 * 64)
-    assert media.processor_for("high").layout((999, 999)).num_tokens == 64
+    assert (media.max_items, media.reserved, media.processor.settings["max_pixels"]) == (9, (PAD, VIDEO), 784 * 64)
+    assert media.num_tokens(file_of(picture(999, 999)), "high") == 64
     given = {"limit_mm_per_prompt": {"image": 2}, "mm_processor_kwargs": {"max_pixels": 784 * 4}}
     media = seeing(path, reader(), **given).media
     assert media is not None
-    assert (media.max_images, media.processor.layout((999, 999)).num_tokens) == (2, 4)
+    assert (media.max_items, media.num_tokens(file_of(picture(999, 999)))) == (2, 4)
     with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.max_pixel: .* did you mean max_pixels"):
         seeing(path, reader(), mm_processor_kwargs={"max_pixel": 1})
     with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.min_pixels is 0"):

@@ -9,8 +9,9 @@ import pytest
 
 from app.errors import InvalidRequestError
 from app.media.picture import Picture
+from app.media.processors.base import Processor
 from app.records.media import MediaAsk
-from app.text.placeholders import Placeholders, encode_pieces, with_pictures
+from app.text.placeholders import Placeholders, encode_pieces, with_media
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 from tests.media.media_model import PAD, START, VIDEO, reader, seeing, write_media_model
@@ -25,7 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def picture(model: ServedModel, size: tuple[int, int], name: bytes) -> Picture:
     assert model.media is not None
-    return Picture(name, model.media.processor.layout(size), (1,), b"x")
+    processor = model.media.processor
+    assert isinstance(processor, Processor)
+    return Picture(name, processor.layout(size), (1,), b"x")
 
 
 def prompt(model: ServedModel, messages: list[dict[str, Any]], pictures: list[Picture], **options: Any) -> Any:
@@ -33,7 +36,7 @@ def prompt(model: ServedModel, messages: list[dict[str, Any]], pictures: list[Pi
     places = Placeholders(model.media)
     rendered = model.chat_template.render(places.hide(messages), **{k: places.hide(v) for k, v in options.items()})
     ids = encode_pieces(model.tokenizer, places.pieces(rendered), False, ROOM)
-    return places.shown(rendered), *with_pictures(model.media, ids, pictures, "messages")
+    return places.shown(rendered), *with_media(model.media, ids, pictures, "messages")
 
 
 def test_prompts_are_transformers(model: ServedModel) -> None:

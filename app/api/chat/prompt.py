@@ -6,14 +6,14 @@ import json
 import math
 from typing import Any
 
+from app.api.chat.media import read_media
 from app.api.chat.messages import ChatOptions
-from app.api.chat.pictures import read_pictures
 from app.api.generation.render import Prompt, check_total_chars, encode
 from app.api.http.work_pool import INLINE_S, TOKENISE_S_PER_CHAR, RequestWork, size_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
 from app.text.chat_template import RenderLimits, StuckTemplateError
-from app.text.placeholders import Placeholders, encode_pieces, with_pictures
+from app.text.placeholders import Placeholders, encode_pieces, with_media
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 from app.text.template_sandbox import render_untrusted
@@ -32,7 +32,7 @@ async def render_chat(
     num_chars = sum([message.num_chars for message in options.messages])
     check_total_chars(num_chars, limits, room.field)
     room.check(model.tokenizer, num_chars)
-    pictures = await read_pictures(work, model, options.messages, room)
+    shown = await read_media(work, model, options.messages, limits, room)
     if model.media is None:
         text = await _render(work, model, options, limits)
         check_roles(options, text)
@@ -43,12 +43,12 @@ async def render_chat(
     text = places.shown(rendered)
     check_roles(options, text)
     pieces = places.pieces(rendered)
-    if len(pieces) == 1 and not pictures:
+    if len(pieces) == 1 and not shown:
         (ids,) = await encode(work, model.tokenizer, pieces, options.add_special_tokens, room)
     else:
         cost_s, special = TOKENISE_S_PER_CHAR * len(text), options.add_special_tokens
         ids = await work.run(cost_s, encode_pieces, model.tokenizer, pieces, special, room)
-    ids, asks = with_pictures(model.media, ids, pictures, room.field)
+    ids, asks = with_media(model.media, ids, shown, room.field)
     return Prompt(ids, text, asks)
 
 

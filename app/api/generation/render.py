@@ -140,7 +140,7 @@ def truncate(prompt: Prompt, room: TextRoom) -> Prompt:
     if room.keeps == "all" or len(prompt.token_ids) <= room.num_tokens:
         return prompt
     if prompt.asks:
-        raise UnsupportedError("a prompt with pictures is not cut", param="truncate_prompt_tokens")
+        raise UnsupportedError("a prompt with pictures or sounds is not cut", param="truncate_prompt_tokens")
     kept = slice(0, room.num_tokens) if room.keeps == "first" else slice(-room.num_tokens, None)
     return Prompt(prompt.token_ids[kept], None)
 

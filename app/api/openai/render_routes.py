@@ -56,7 +56,7 @@ def _rendered(body: GenerationBody, limits: RequestLimits, generation: Generatio
         raise UnsupportedError("a search is no request of token ids", param="use_beam_search")
     model, prompts = generation.model, generation.prompts
     if any(prompt.asks for prompt in prompts):
-        raise UnsupportedError("a request of token ids brings no pictures", param="messages")
+        raise UnsupportedError("a request of token ids brings no pictures and no sounds", param="messages")
     params = sampling_params(generation.fields, model, body.model_fields_set)
     names, start = generation.names, generation.start
     engine_requests(model, limits, prompts, params, ANYWHERE, request_id="", names=names, start=start)

@@ -20,7 +20,7 @@ from app.api.http.json_response import JSONResponse
 from app.api.http.strict_models import StrictModel
 from app.api.openai.response_store import ResponseStore
 from app.api.openai.responses_answer import item_id, new_id, usage
-from app.api.openai.responses_items import ID_PREFIXES, InputItem, MessageItem, packed, shows_pictures, text_of
+from app.api.openai.responses_items import ID_PREFIXES, InputItem, MessageItem, has_media, packed, text_of
 from app.api.openai.responses_opening import check_number, history, open_items, resolved
 from app.api.openai.responses_protocol import IGNORED, ResponsesRequest
 from app.bounds import Items, Text
@@ -87,7 +87,7 @@ def _summary(reader: BlockReader) -> str:
 
 
 def _parts(item: MessageItem) -> list[dict[str, Any]]:
-    if isinstance(item.content, list) and shows_pictures(item.content):
+    if isinstance(item.content, list) and has_media(item.content):
         return [part.model_dump(exclude_none=True) for part in item.content]
     return [{"type": "input_text", "text": text_of(item.content)}]
 

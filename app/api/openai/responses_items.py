@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator, m
 
 from app.api.chat.call_arguments import FunctionName
 from app.api.http.strict_models import History
-from app.api.openai.responses_text import Content, ItemImage, ItemStatus, Part
+from app.api.openai.responses_text import Content, ItemMedia, ItemStatus, Part
 from app.api.openai.responses_tools import name_in_namespace
 from app.bounds import Items, Text
 
@@ -64,7 +64,7 @@ class ResultItem(Item):
 
 
 class SaidResultItem(ResultItem):
-    """A result that is a text, maybe with pictures."""
+    """A result that is a text, maybe with pictures or sounds."""
 
     output: Text | Items[Part]
     status: ItemStatus | None = None
@@ -89,8 +89,8 @@ class MessageItem(Item):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.role == "assistant" and shows_pictures(self.content):
-            raise ValueError("a message of the assistant shows no pictures")
+        if self.role == "assistant" and has_media(self.content):
+            raise ValueError("a message of the assistant shows no pictures and has no sounds")
         return self
 
 
@@ -323,17 +323,17 @@ def text_of(content: Content) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def shows_pictures(content: Content) -> bool:
-    """True if a picture is among content in either form."""
-    return not isinstance(content, str) and any(isinstance(part, ItemImage) for part in content)
+def has_media(content: Content) -> bool:
+    """True if a picture or a sound is among content in either form."""
+    return not isinstance(content, str) and any(isinstance(part, ItemMedia) for part in content)
 
 
 def content_for_chat(content: Content, place: str) -> str | list[Any]:
-    """Content in either form as a chat's message has it: one text, and parts where pictures are among it."""
-    if isinstance(content, str) or not shows_pictures(content):
+    """Content in either form as a chat's message has it: one text, and parts where pictures or sounds are among it."""
+    if isinstance(content, str) or not has_media(content):
         return text_of(content)
     return [
-        part.for_chat(part_of(place, str(i))) if isinstance(part, ItemImage) else {"type": "text", "text": part.text}
+        part.for_chat(part_of(place, str(i))) if isinstance(part, ItemMedia) else {"type": "text", "text": part.text}
         for i, part in enumerate(content)
     ]
 

@@ -1,4 +1,4 @@
-"""The pieces that items of /v1/responses consist of: parts of text, pictures, and how far an item has come."""
+"""The pieces that items of /v1/responses consist of: parts of text, pictures, sounds, and how far an item has come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.chat.messages import ImagePart
+from app.api.chat.messages import AudioPart, ImagePart
 from app.api.http.strict_models import History
 from app.bounds import Text
 
@@ -53,6 +53,27 @@ class ItemImage(History):
         return ImagePart.of(self.image_url, self.detail, f"{place}.image_url" if "." in place else place)
 
 
-Part = Annotated[ItemText | ItemImage | ItemRefusal, Field(discriminator="type")]
-Content = str | Sequence[ItemText | ItemImage | ItemRefusal]
+class InputAudio(History):
+    """A sound in base64."""
+
+    data: Text
+    format: str | None = Field(None, max_length=32)
+
+
+class ItemAudio(History):
+    """A sound in a message."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+    text: ClassVar[str] = ""
+
+    def for_chat(self, place: str) -> AudioPart:
+        """The same as a part of a chat's message; `place`: of the part in the body, or of all it brings."""
+        given = self.input_audio.model_dump(exclude_none=True)
+        return AudioPart.of(given, f"{place}.input_audio" if "." in place else place)
+
+
+ItemMedia = ItemImage | ItemAudio
+Part = Annotated[ItemText | ItemImage | ItemAudio | ItemRefusal, Field(discriminator="type")]
+Content = str | Sequence[ItemText | ItemImage | ItemAudio | ItemRefusal]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
+from app.api.chat.media import read_media
 from app.api.chat.messages import ChatMessage, ChatOptions
-from app.api.chat.pictures import read_pictures
 from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, RouteInfo
 from app.api.generation.render import check_total_chars, encode
@@ -28,7 +28,6 @@ from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.text.late_prompts import late_prompts
-from app.text.model_media import ModelMedia
 from app.text.pair_template import PairTemplate
 from app.text.placeholders import picture_alone
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
@@ -126,7 +125,7 @@ async def read_inputs(
     room = pooled_room(body, model, "messages" if body.messages is not None else "input")
     prompt = body.prompt(pooling_of(model).prompts)
     if body.messages is not None and model.media is not None and model.media.info.is_alone:
-        return await _alone(work, model, model.media, body.messages, room)
+        return await _alone(work, model, body.messages, limits, room)
     if body.messages is not None:
         options = ChatOptions(
             messages=body.messages,
@@ -160,14 +159,15 @@ def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
 
 
 async def _alone(
-    work: RequestWork, model: ServedModel, media: ModelMedia, messages: Sequence[ChatMessage], room: TextRoom
+    work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
 ) -> list[PoolingPrompt]:
     """A message to a model that has no conversations: a text or a picture."""
-    pictures = await read_pictures(work, model, messages, room)
+    pictures = await read_media(work, model, messages, limits, room)
     text = "".join(message.text() for message in messages)
     if not pictures:
         return await tokenise(work, model, [(text, None)], room)
-    ids, ask = picture_alone(media, pictures, text, "messages")
+    assert model.media is not None
+    ids, ask = picture_alone(model.media, pictures, text, "messages")
     return [PoolingPrompt(ids, asks=(ask,))]
 
 

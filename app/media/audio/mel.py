@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+_BLOCK = 3_000  # frames that are computed at once
 _LEAST = 1e-10  # power that counts as silence
 _RANGE = 8.0  # decades below the loudest that are told apart
 _LINEAR_HZ, _LINEAR_MEL = 1_000.0, 15.0  # up to here mel is linear, three of them 200 Hz
@@ -63,12 +64,14 @@ class MelFeatures:
         padded = np.pad(whole[half : half + own.num_samples], half, mode="reflect")
         num_heard = min(own.num_frames, -(-(len(given) + half) // own.hop) + 1)  # the frames behind are silent
         frames = np.lib.stride_tricks.sliding_window_view(padded, own.fft)[:: own.hop][:num_heard]
-        spectrum = np.fft.rfft(frames * self._window)
-        power = spectrum.real**2 + spectrum.imag**2
         logs = np.full((own.num_frames, own.num_mels), np.log10(_LEAST))
-        logs[:num_heard] = np.log10(np.maximum(power @ self._filters, _LEAST))
-        found = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
-        return np.ascontiguousarray(found.T, dtype=np.float32)
+        for begin in range(0, num_heard, _BLOCK):  # memory does not grow with the sound
+            spectrum = np.fft.rfft(frames[begin : begin + _BLOCK] * self._window)
+            power = spectrum.real**2 + spectrum.imag**2
+            found = np.log10(np.maximum(power @ self._filters, _LEAST))
+            logs[begin : begin + len(found)] = found
+        scaled = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
+        return np.ascontiguousarray(scaled.T, dtype=np.float32)
 
     @cached_property
     def _window(self) -> Doubles:

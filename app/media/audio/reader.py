@@ -1,9 +1,11 @@
-"""Reads sounds: a file in, samples out; a piece of them in, features and identity out."""
+"""Reads sounds: a file in, samples out; a piece of them in, features and identity out; or both at once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from app.errors import InvalidRequestError
 from app.media.audio.kinds import kind_of
 from app.media.audio.mel import MelSettings
 from app.media.audio.sound import Piece, Sound
-from app.media.picture import digest_of
+from app.media.audio.sound_processor import SoundProcessor
+from app.media.picture import Picture, digest_of
 from app.media.processes import ProcessPool
 
 MODULE = "app.media.audio.sound_process"
 HEARING_S = 2.0  # CPU time that the features of one piece may take
+_PIECE_FRAMES = 3_000
 _STRETCH_BYTES = 1 << 18  # of a file, for each of which the limit on time is granted once more
 
 
@@ -34,22 +38,36 @@ class SoundReader:
         self._decoding = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
         self._hearing = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
 
-    def decode(self, data: bytes, rate: int) -> Sound:
-        """The sound in a file at a rate. InvalidRequestError says what is wrong with the file, UnsupportedError that
-        it is of a kind that is not read, OverloadedError that nobody could look."""
-        job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": self.config.max_sound_s}
+    def decode(self, data: bytes, rate: int, max_s: float = math.inf) -> Sound:
+        """The sound in a file at a rate, which lasts no longer than `max_s` and the configuration allow.
+        InvalidRequestError says what is wrong with the file, UnsupportedError that it is of a kind that is not read,
+        OverloadedError that nobody could look."""
+        job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": min(max_s, self.config.max_sound_s)}
         answer = _ask(self._decoding, job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
         return Sound(np.frombuffer(answer, "<i2"), rate)
 
     def features(self, piece: Piece, settings: MelSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
         job = {"do": "hear", "settings": settings.as_json()}
-        return bytes(_ask(self._hearing, job, piece.samples.tobytes(), HEARING_S))
+        num_pieces = -(-settings.num_frames // _PIECE_FRAMES)
+        return bytes(_ask(self._hearing, job, piece.samples.tobytes(), HEARING_S * num_pieces))
 
     def digest(self, piece: Piece, settings: MelSettings, tenant: str = "") -> bytes:
         """A piece's identity: whose it is, how it is heard, and its samples."""
         heard = json.dumps(settings.as_json(), sort_keys=True).encode()
         return digest_of(self._key, [b"audio", tenant.encode(), heard, piece.samples.tobytes()])
+
+    def read(self, data: bytes, processor: SoundProcessor, max_s: float, asked: Sequence[bytes]) -> Picture:
+        """The sound in a file, as a processor prepares it; `asked`: all beside its samples that is its identity. Errors
+        as those of `decode`."""
+        mel = processor.mel
+        sound = self.decode(data, mel.rate, max_s)
+        layout = processor.layout(len(sound.samples))
+        whole = replace(mel, num_frames=mel.num_frames * layout.grid[0])
+        heard = self.features(Piece(sound.samples, 0.0, sound.seconds), whole)
+        features = processor.windows(np.frombuffer(heard, "<f4").reshape(whole.num_mels, whole.num_frames))
+        digest = digest_of(self._key, [b"audio", *asked, sound.samples.tobytes()])
+        return Picture(digest, layout, features.shape, features.tobytes(), "audio")
 
     def close(self) -> None:
         """End the processes; idempotent."""

@@ -1,4 +1,5 @@
-"""The contract of processors: from a picture's pixels to those that the model's encoder reads, and its tokens.
+"""The contract of processors: from a picture's pixels to those that the model's encoder reads, and its tokens; and what
+those of sounds (`app/media/audio`) have in common with them.
 
 They do what transformers' image processors do before they normalise, with Pillow and NumPy alone. One is made of plain
 settings, so that it can be made again in the process that decodes; `layout` needs no pixels.
@@ -30,10 +31,11 @@ LOW_SIDE = 512  # what `detail: low` leaves of a picture, in pixels along a side
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """One picture as the encoder reads it: its size once it is resized, its grid of patches, and its tokens."""
+    """One picture as the encoder reads it: its size once it is resized, its grid of patches, and its tokens. A sound is
+    a row of samples."""
 
     size: Size
-    grid: tuple[int, int, int]  # frames or tiles, rows, columns
+    grid: tuple[int, int, int]  # frames or tiles, rows, columns; of a sound windows, 1 and frames that are sound
     runs: tuple[tuple[str, int], ...]  # its tokens: texts of single tokens, each so many times
 
     @property
@@ -42,23 +44,42 @@ class Layout:
         return sum(count for _, count in self.runs)
 
 
-class Processor(ABC):
+class MediaProcessor(ABC):
     """One checkpoint's processor. `settings` are what `settings_of` made of its files, or of a request's options."""
 
     # Settings that are texts of tokens whose ids config.json has: its field, and the id where that is left out.
     tokens: ClassVar[Mapping[str, tuple[str, int]]] = {}
     options: ClassVar[Mapping[str, Kind]] = {}  # settings that a configuration or a request may give
-    # Settings of files under which pictures are not prepared: those of text are served alone.
-    refused: ClassVar[Mapping[str, bool]] = {"do_resize": False}
+    refused: ClassVar[Mapping[str, bool]] = {}  # settings of files under which nothing is prepared: texts are served
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = dict(settings)
-        self.placeholder = str(settings["placeholder"])  # the text of the token that stands for a piece of a picture
+        self.placeholder = str(settings["placeholder"])  # the text of the token that stands for a piece of an item
 
     @classmethod
     @abstractmethod
     def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
         """Settings from the files of a checkpoint: of its processor, and config.json. CheckpointError names a field."""
+
+    @property
+    def written(self) -> str:
+        """The text that chat templates write where an item goes."""
+        return self.placeholder
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and behind an item's tokens, which become one text with what the prompt says there."""
+        return "", ""
+
+    def low(self) -> dict[str, Any]:
+        """The settings for `detail: low`; the same where pictures are all of one size."""
+        return self.settings
+
+
+class Processor(MediaProcessor):
+    """That of pictures."""
+
+    refused: ClassVar[Mapping[str, bool]] = {"do_resize": False}
 
     @abstractmethod
     def layout(self, size: Size) -> Layout:
@@ -67,20 +88,6 @@ class Processor(ABC):
     @abstractmethod
     def pixels(self, image: Pixels, layout: Layout) -> Pixels:
         """The pixels that the encoder reads, in its own order, of a picture [H, W, 3] of that layout."""
-
-    @property
-    def written(self) -> str:
-        """The text that chat templates write where a picture goes."""
-        return self.placeholder
-
-    @property
-    def around(self) -> tuple[str, str]:
-        """Texts before and behind a picture's tokens, which become one text with what the prompt says there."""
-        return "", ""
-
-    def low(self) -> dict[str, Any]:
-        """The settings for `detail: low`; the same where pictures are all of one size."""
-        return self.settings
 
 
 def resized(image: Pixels, size: Size, resample: int) -> Pixels:

@@ -29,7 +29,14 @@ def noise(seconds: float, rate: int = RATE, seed: int = 0, channels: int = 1) ->
     return (0.5 * swell * wave / np.abs(wave).max()).astype(np.float32)
 
 
-def file_of(samples: Floats, kind: str = "WAV", rate: int = RATE, subtype: str | None = None) -> bytes:
+def whole_numbers(samples: Floats) -> npt.NDArray[np.int16]:
+    """The same in 16 bits, which files of every kind without loss hold as they are."""
+    return np.clip(np.rint(samples * 32_768), -32_768, 32_767).astype(np.int16)
+
+
+def file_of(
+    samples: Floats | npt.NDArray[np.int16], kind: str = "WAV", rate: int = RATE, subtype: str | None = None
+) -> bytes:
     """A sound as a file of libsndfile's."""
     out = io.BytesIO()
     soundfile.write(out, samples, rate, format=kind, subtype=subtype)

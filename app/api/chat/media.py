@@ -1,0 +1,139 @@
+"""The pictures or sounds of a conversation: fetched or unpacked, bounded before they are decoded, read beside the event
+loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.api.chat.messages import ChatMessage, MediaPart
+from app.api.http.held_bytes import Holding
+from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork
+from app.config.limits import RequestLimits
+from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
+from app.media.picture import Picture
+from app.media.processors.base import Detail
+from app.media.reader import in_field
+from app.media.source import file_of, is_fetched
+from app.text.model_media import NOUNS, ModelMedia
+from app.text.prompt_size import TextRoom
+from app.text.served_model import ServedModel
+
+
+@dataclass(slots=True, frozen=True)
+class _Shown:
+    """One item as the client sent it."""
+
+    field: str
+    data: bytes
+    detail: Detail
+
+
+async def read_media(
+    work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
+) -> list[Picture]:
+    """The pictures or sounds of all messages, in their order. InvalidRequestError names the one that cannot be taken
+    and why."""
+    asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
+    if not asked:
+        return []
+    media = _taking(model, asked)
+    if len(asked) > media.max_items:
+        field = asked[media.max_items][0]
+        raise InvalidRequestError(
+            f"{field}: {len(asked)} {media.noun}; at most {media.max_items} a prompt", param=field
+        )
+    memory = _Memory(work.holding, media.reader.config.max_prompt_bytes)
+    most_bytes = media.reader.config.max_image_bytes if media.kind == "image" else limits.max_sound_bytes
+    try:
+        shown = [await _unpacked(work, media, memory, most_bytes, *one) for one in asked]
+        _check_tokens(media, shown, room)
+        return await _all_read(work, media, memory, shown, room)
+    finally:
+        memory.give_files_back()
+
+
+def _taking(model: ServedModel, asked: Sequence[tuple[str, MediaPart]]) -> ModelMedia:
+    """The model's media. UnsupportedError names the first part of a kind that it does not take."""
+    media = model.media
+    for field, part in asked:
+        if media is None or part.kind != media.kind:
+            does = "reads text only" if media is None else f"takes {media.noun}"
+            what = f"the model {model.name!r} {does}; it takes no {NOUNS[part.kind]}"
+            raise UnsupportedError(f"{field}: {what}", param=field)
+    assert media is not None
+    media.check(asked[0][0])
+    return media
+
+
+class _Memory:
+    """Counts what the media of a prompt take: their files until all of them are read, and at most `most_values` bytes
+    of pixels or features. Messages of errors go on behind the name of the field."""
+
+    def __init__(self, holding: Holding, most_values: int) -> None:
+        self._holding, self._most_values = holding, most_values
+        self._of_files = self._of_values = 0
+
+    def add_file(self, num_bytes: int) -> None:
+        """So many bytes of a file; see Holding.add_picture."""
+        self._holding.add_picture(num_bytes)
+        self._of_files += num_bytes
+
+    def add_values(self, picture: Picture) -> None:
+        """The same for pixels or features, which go to an engine in one message."""
+        num_bytes = len(picture.pixels)
+        self._of_values += num_bytes
+        if self._of_values > self._most_values:
+            values = "pixels" if picture.kind == "image" else "features"
+            what = f"{self._of_values} bytes of {values} with the others; a prompt may have {self._most_values}"
+            raise InvalidRequestError(f"has {what}: send fewer or smaller {NOUNS[picture.kind]}")
+        self._holding.add_picture(num_bytes)
+
+    def give_files_back(self) -> None:
+        """All of them are gone."""
+        self._holding.give_back(self._of_files)
+
+
+async def _unpacked(
+    work: RequestWork, media: ModelMedia, memory: _Memory, most_bytes: int, field: str, part: MediaPart
+) -> _Shown:
+    with in_field(field):
+        if is_fetched(part.url):
+            data = await media.reader.fetch(part.url, memory.add_file, media.kind, most_bytes)
+        else:
+            cost_s = PARSE_S_PER_BYTE * len(part.url)
+            data = await work.run(cost_s, file_of, part.url, most_bytes, media.kind)
+            memory.add_file(len(data))
+    return _Shown(field, data, part.detail)
+
+
+def _check_tokens(media: ModelMedia, shown: Sequence[_Shown], room: TextRoom) -> None:
+    """Refuses what surely does not fit before anything is decoded."""
+    num_tokens = 0
+    for one in shown:
+        with in_field(one.field):
+            num_tokens += media.num_tokens(one.data, one.detail)
+        if room.keeps == "all" and num_tokens > room.num_tokens:
+            what = f"the pictures up to this one have {num_tokens} tokens; {room.what} holds {room.num_tokens}"
+            raise PromptTooLongError(f"{one.field}: {what}", param=one.field)
+
+
+async def _all_read(
+    work: RequestWork, media: ModelMedia, memory: _Memory, shown: Sequence[_Shown], room: TextRoom
+) -> list[Picture]:
+    """The items, each counted as soon as it is there; where one cannot be shown, the others are given up."""
+    tasks = [asyncio.ensure_future(_read(work, media, memory, one, room)) for one in shown]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _read(work: RequestWork, media: ModelMedia, memory: _Memory, shown: _Shown, room: TextRoom) -> Picture:
+    run = work.run_process if media.kind == "image" else work.run_long_process
+    with in_field(shown.field):
+        picture = await run(media.read, shown.data, shown.detail, work.tenant, room.num_tokens)
+        memory.add_values(picture)
+        return picture

@@ -1,0 +1,106 @@
+"""Sounds in `LLM`, from samples to tokens, judged by transformers: its extractor's features, its model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor
+
+from app import LLM, SamplingParams
+from app.errors import InvalidRequestError, UnsupportedError
+from tests.media.audio.sounds import RATE, file_of, noise, whole_numbers
+from tests.media.pictures import picture
+from tests.media.sound_model import place_of, write_talk
+from tests.models.multimodal.test_families_that_hear import CONFIGS, MELS, POSITIONS, judge_of, model_of
+
+TOKENS = 6
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+WINDOW = 2 * POSITIONS * 160  # samples
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A tiny model that listens, with a tokenizer, a chat template and the settings of its extractor."""
+    path = tmp_path_factory.mktemp(request.param) / request.param
+    path.mkdir()
+    for file in model_of(request.param).iterdir():
+        (path / file.name).symlink_to(file)
+    write_talk(path, request.param, {"feature_size": MELS})
+    with LLM(str(path), device="cpu", num_threads=1, max_model_len=256, max_num_seqs=4, num_blocks=64) as llm:
+        yield llm
+
+
+def name_of(llm: LLM) -> str:
+    return Path(llm._model.info.directory).name
+
+
+def judged(name: str, ids: list[int], waves: list[np.ndarray]) -> list[int]:
+    """transformers' greedy continuation, each token from the whole text, of what its extractor makes of the sounds."""
+    judge = WhisperFeatureExtractor(feature_size=MELS)
+    samples = [whole_numbers(wave[:, 0]).astype(np.float32) / 32_768 for wave in waves]
+    seen: dict[str, torch.Tensor] = {}
+    if name == "voxtral":
+        options: dict[str, Any] = {"padding": True, "truncation": False, "pad_to_multiple_of": WINDOW}
+        whole = [judge(one, sampling_rate=RATE, return_tensors="pt", **options).input_features for one in samples]
+        apart = [one.reshape(MELS, -1, 2 * POSITIONS).transpose(0, 1) for one in whole]
+        seen["input_features"] = torch.cat(apart)
+    else:
+        options = {"padding": "max_length", "max_length": WINDOW, "return_attention_mask": True}
+        found = judge(samples, sampling_rate=RATE, return_tensors="pt", **options)
+        seen = {"input_features": found.input_features, "feature_attention_mask": found.attention_mask}
+    answer: list[int] = []
+    for _ in range(TOKENS):
+        given = torch.tensor([ids + answer])
+        with torch.inference_mode():
+            logits = judge_of(name)(input_ids=given, attention_mask=torch.ones_like(given), use_cache=False, **seen)
+        answer.append(int(logits.logits[0, -1].argmax()))
+    return answer
+
+
+def test_a_sound_becomes_transformers_tokens(llm: LLM) -> None:
+    name, waves = name_of(llm), [noise(0.5, seed=1), noise(0.62, seed=2)]
+    if name == "voxtral":
+        waves[1] = noise(1.5, seed=2)  # three windows
+    parts = [{"type": "audio", "audio": (wave[:, 0], RATE)} for wave in waves]
+    text = {"type": "text", "text": "and"}
+    messages = [{"role": "user", "content": [text, parts[0], text, parts[1]]}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == judged(name, output.prompt_token_ids, waves)
+    place = place_of(name)
+    prompt = f"<|im_start|>user\nand{place}and{place}<|im_end|>\n<|im_start|>assistant\n"
+    for form in ([file_of(wave, kind) for wave in map(whole_numbers, waves)] for kind in ("WAV", "FLAC")):
+        (same,) = llm.generate({"prompt": prompt, "multi_modal_data": {"audio": form}}, GREEDY, use_tqdm=False)
+        assert same.prompt_token_ids == output.prompt_token_ids
+        assert same.outputs[0].token_ids == output.outputs[0].token_ids
+        assert same.num_cached_tokens > len(same.prompt_token_ids) // 2
+    other = [waves[1][: len(waves[0])], waves[1]]
+    (third,) = llm.generate(
+        {"prompt": prompt, "multi_modal_data": {"audio": [(wave[:, 0], RATE) for wave in other]}},
+        GREEDY,
+        use_tqdm=False,
+    )
+    assert third.prompt_token_ids == output.prompt_token_ids
+    assert third.num_cached_tokens < 16  # what lies behind another sound is no prefix
+    assert third.outputs[0].token_ids == judged(name, third.prompt_token_ids, other)
+
+
+def test_wrong_forms(llm: LLM) -> None:
+    place, wave = place_of(name_of(llm)), noise(0.5)[:, 0]
+    wrong: list[tuple[Any, str]] = [
+        ({"prompt": "a", "multi_modal_data": {"audio": (wave, RATE)}}, "1 sounds, but the prompt has 0 places"),
+        ({"prompt": place, "multi_modal_data": {"video": wave}}, "multi_modal_data is an object with"),
+        ({"prompt": place, "multi_modal_data": {"audio": wave}}, "a sound is a pair of samples"),
+        ({"prompt": place, "multi_modal_data": {"audio": (wave * np.nan, RATE)}}, "samples that are no numbers"),
+        ({"prompt": place, "multi_modal_data": {"audio": "http://127.0.0.1/a.wav"}}, "is no data URL"),
+        ({"prompt": place, "multi_modal_data": {"audio": b"RIFF"}}, "multi_modal_data is no sound"),
+    ]
+    for prompt, says in wrong:
+        with pytest.raises(InvalidRequestError, match=says):
+            llm.generate(prompt, use_tqdm=False)
+    with pytest.raises(UnsupportedError, match="takes sounds; it takes no pictures"):
+        llm.generate({"prompt": place, "multi_modal_data": {"image": picture()}}, use_tqdm=False)
