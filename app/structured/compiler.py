@@ -21,7 +21,7 @@ from app.structured.vocabulary import VocabularySource
 
 MAX_WAIT_S = 10.0  # for the grammars of others that are being compiled
 MAX_REFUSALS = 1024  # remembered, so that a grammar that is sent again costs no second compile
-MAX_CACHED_BYTES = 2 << 20  # the cached grammars' texts; compiled they take ten to eighty times as much
+MAX_CACHED_BYTES = 1 << 20  # the cached grammars' texts; compiled they take 10 to 150 times as much
 
 
 class GrammarCompiler:
