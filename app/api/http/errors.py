@@ -193,6 +193,8 @@ def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
     except ValidationError as error:
         raise renamed(validation_error(error, None), names) from error
     except InvalidRequestError as error:
+        if renamed(error, names) is error:  # as its own cause it would hold the request until somebody looks for cycles
+            raise
         raise renamed(error, names) from error
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from app.errors import EngineDeadError, MantaError, OverloadedError, PromptTooLongError
+from app.api.http.errors import in_words_of
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError, PromptTooLongError
 from tests import limits
 from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
 
@@ -350,3 +353,27 @@ def test_a_wrong_base_url_is_told_the_right_one(http: httpx.Client, path: str, s
     message = error_of(http.post(path, json={}), 404)["message"]
     assert message.startswith("no such route: POST /")
     assert message.endswith(says)
+
+
+@pytest.mark.parametrize("param", ["prompt", "seed"])
+def test_a_refusal_is_gone_with_all_that_it_passed(param: str) -> None:
+    """It holds the request's frames: in a cycle they would stay until somebody looks for those."""
+    held: list[weakref.ref[Any]] = []
+
+    def refuse() -> None:
+        request = {1, 2}  # stands for a body of megabytes
+        held.append(weakref.ref(request))
+        raise InvalidRequestError("no", param=param)
+
+    told = None
+    gc.disable()
+    try:
+        try:
+            with in_words_of({"prompt": "messages"}):
+                refuse()
+        except InvalidRequestError as error:
+            told = error.param
+        assert held[0]() is None
+        assert told == {"prompt": "messages"}.get(param, param)
+    finally:
+        gc.enable()
