@@ -106,7 +106,7 @@ class Attention(KVAttentionLayer):
 
     def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
-        qkv = self.qkv_proj(x)
+        qkv = self.project(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         num_cached = self.num_heads + 2 * self.num_kv_heads
         heads, gate = heads[:, :num_cached], heads[:, num_cached:]
@@ -123,6 +123,10 @@ class Attention(KVAttentionLayer):
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
         return query, gate
+
+    def project(self, x: Activations) -> torch.Tensor:
+        """x [T, C] -> queries, keys and values of this rank's heads, side by side."""
+        return self.qkv_proj(x)  # type: ignore[no-any-return]
 
     def attend(self, query: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """query [T, Hq, D] over the cache -> [T, Hq, D]."""

@@ -137,6 +137,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "SolarOpenForCausalLM": "app.models.families.solar_open:SolarOpenForCausalLM",
         "StableLmForCausalLM": "app.models.families.stablelm:StableLmForCausalLM",
         "XGLMForCausalLM": "app.models.families.xglm:XGLMForCausalLM",
+        "Zamba2ForCausalLM": "app.models.families.zamba2:Zamba2ForCausalLM",
         "VoxtralForConditionalGeneration": "app.models.multimodal.voxtral:VoxtralForConditionalGeneration",
         "WhisperForConditionalGeneration": "app.models.multimodal.whisper:WhisperForConditionalGeneration",
         "YoutuForCausalLM": "app.models.families.youtu:YoutuForCausalLM",

@@ -39,10 +39,11 @@ OWN: dict[str, dict[str, Any]] = {
     "GPTJForCausalLM": {"rotary_dim": 16},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 4]]},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 2},
+    "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 4},
 }
 ACTIVATIONS = {"BloomForCausalLM": "gelu_new", "MptForCausalLM": "gelu"}  # which config.json cannot name
 NEEDED = {*SIZES, *LATENT_SIZES, "architectures", "model_type", "hybrid_override_pattern"}
-NEEDED |= {"rotary_dim", "attention_types", "num_kv_shared_layers"}
+NEEDED |= {"rotary_dim", "attention_types", "num_kv_shared_layers", "layers_block_type"}
 
 
 class Recorded(dict[str, Any]):

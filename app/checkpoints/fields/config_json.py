@@ -85,6 +85,8 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(
         ("mamba_n_heads", "mamba_num_heads", "mamba_n_groups", "n_groups", "mamba_d_ssm", "num_heads"), _SIZE
     ),
+    **dict.fromkeys(("n_mamba_heads", "mamba_ngroups", "num_mem_blocks", "adapter_rank"), _SIZE),
+    **dict.fromkeys(("use_shared_attention_adapter", "use_mem_rope"), FLAG),
     **dict.fromkeys(("mamba_ssm_dtype", "mamba_ssm_cache_dtype"), _STATE_TYPE),
     **dict.fromkeys(("mamba_expand", "expand", "attn_layer_period", "expert_layer_period"), _SIZE),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset", "num_dense_layers"), _MAYBE_NONE),

@@ -61,6 +61,14 @@ OLMO = {
     **{**DELTA, "linear_num_key_heads": 4, "linear_key_head_dim": 24, "num_key_value_heads": 2},
     **{"pad_token_id": 0, "rope_parameters": None, "without": ["head_dim"]},
 }
+ZAMBA2 = {
+    **{"hidden_size": 72, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "chunk_size": 16},
+    **{"n_mamba_heads": 6, "mamba_ngroups": 2, "mamba_d_state": 16, "adapter_rank": 8, "pad_token_id": 0},
+    "tie_word_embeddings": True,  # without which transformers shares no blocks
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    "time_step_min": 1e-9,  # below which transformers clamps prompts' steps alone, not those of decodes
+    "without": ["head_dim"],
+}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 # name: (transformers' model type, changes to the tiny configuration)
 STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,5 +108,13 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax": ("minimax", MINIMAX),
     "kimi_linear": ("kimi_linear", KIMI),
     "olmo_hybrid": ("olmo_hybrid", OLMO),
+    "zamba2": ("zamba2", ZAMBA2),
+    "zamba2-adapted": (
+        "zamba2",
+        {
+            **{**ZAMBA2, "num_hidden_layers": 2, "layers_block_type": ["hybrid"] * 2, "num_mem_blocks": 2},
+            **{"use_shared_attention_adapter": True, "use_mem_rope": True},
+        },
+    ),
     "olmo_hybrid-rope": ("olmo_hybrid", {**OLMO, **ROPE, "linear_allow_neg_eigval": False}),
 }
