@@ -76,7 +76,7 @@ def test_numbers_of_heads() -> None:
 
 
 def test_a_step_says_where_states_are_read_and_left() -> None:
-    """A request that begins reads none, a row that pads leaves none."""
+    """A request that begins reads none, a row that pads leaves none; of drafts it is left once they were verified."""
     meta = metadata(CASES["drafts-padded"], "cpu")
     layer = GatedDeltaNet(context(), 32, SETTINGS, 0)
     layer.plan(meta, 16)
@@ -84,7 +84,9 @@ def test_a_step_says_where_states_are_read_and_left() -> None:
     assert isinstance(step, StateStep)
     assert meta.rows is not None
     rows = meta.rows.tolist()
-    assert step.slots.tolist() == [*rows[:3], -1]
+    assert step.slots.tolist() == [-1] * 4
+    assert step.drafts is not None
+    assert step.drafts.slots.tolist() == [*rows[:3], -1]
     assert step.sources.tolist() == [rows[0], -1, rows[2], -1]
     assert (step.num_short, step.short_len, step.num_long) == (4, 3, 0)
     assert step.row_of_token.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
