@@ -36,7 +36,7 @@ def start(directory: Path, dtype: str, deterministic: str) -> Worker:
 
 
 def seconds(worker: Worker, size: int, context: int) -> tuple[float, float]:
-    """Of the prefill, and the least of its decode steps."""
+    """Returns those of the prefill, and of the quickest of its decode steps."""
     batch = Batch(worker, NUM_BLOCKS, EngineConfig().block_size, size, context)
     prefill, decode = batch.prefill(), min(batch.decode() for _ in range(STEPS))
     batch.leave()
