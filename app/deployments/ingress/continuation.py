@@ -13,6 +13,7 @@ import numpy as np
 
 from app.deployments.channel.channel_client import ChannelClient
 from app.errors import PoisonedRequestError
+from app.records.media import block_extras
 from app.records.outputs import EngineOutput
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
@@ -22,6 +23,7 @@ MAX_DEATHS = 2  # of replicas under a request; then it runs once more, alone
 OUTLIVED_TOKENS = 32  # so much further than when a replica died, alone: others may join it, and the next has its turn
 ALONE_S = 60.0  # longest time alone: a client that does not read must not keep a replica from all others
 QUARANTINE_S = 600.0
+WHOLE_PROMPT = 1 << 30  # a block that holds any
 MAX_QUARANTINED = 256
 
 
@@ -159,7 +161,8 @@ def _digest(request: EngineRequest) -> bytes:
     work = request.work
     params = work if isinstance(work, PoolingParams) else work.model_copy(update={"seed": None})
     prompt = np.array(request.prompt_token_ids, np.int64).tobytes()
-    beside = repr((params, request.cache_root))  # whose it is, and of which adapter
+    media = block_extras(request.asks, WHOLE_PROMPT)  # two pictures may have the same tokens
+    beside = repr((params, request.cache_root, media))  # whose it is, and of which adapter
     return hashlib.blake2b(prompt + beside.encode(), digest_size=16).digest()
 
 

@@ -18,6 +18,8 @@ from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 from app.deployments.ingress.continuation import MAX_QUARANTINED, QUARANTINE_S, Quarantine
 from app.errors import PoisonedRequestError
+from app.records.encoder_input import EncoderInput
+from app.records.media import DIGEST_BYTES, MediaAsk, MediaItem
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -199,6 +201,22 @@ def test_quarantine_knows_a_request_by_prompt_and_parameters() -> None:
         quarantine.check(other)
     now = QUARANTINE_S
     quarantine.check(request([1, 2], max_tokens=3))
+
+
+def test_quarantine_tells_pictures_and_sounds_apart() -> None:
+    def seeing(digest: bytes) -> EngineRequest:
+        item = MediaItem("image", digest * DIGEST_BYTES, 1, 2, (1, 1, 1), (0,), b"")
+        return EngineRequest("r", [1, 9, 9, 2], SamplingParams(), asks=(MediaAsk((item,)),))
+
+    def hearing(digest: bytes) -> EngineRequest:
+        return EngineRequest("r", [1, 9, 9, 2], SamplingParams(), asks=(EncoderInput("text", digest, 1, (0,), b""),))
+
+    quarantine = Quarantine()
+    for of in (seeing, hearing):
+        quarantine.add(of(b"a"))
+        with pytest.raises(PoisonedRequestError):
+            quarantine.check(of(b"a"))
+        quarantine.check(of(b"b"))
 
 
 def test_quarantine_is_bounded() -> None:
