@@ -40,14 +40,16 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
 def _refuse_with_drafts(config: EngineConfig) -> None:
     """ConfigError names what keeps the tokens that stay of a step from going through the states within it."""
     reason = ""
-    if config.pipeline_parallel_size > 1:
+    if config.speculative_config is not None and config.speculative_config.method == "draft_model":
+        reason = "method draft_model: it computes a step's tokens again, which would go through the states twice"
+    elif config.pipeline_parallel_size > 1:
         reason = f"pipeline_parallel_size={config.pipeline_parallel_size}: earlier stages hear too late which stay"
     elif config.enable_lora:
         reason = "enable_lora: adapters know the tokens of a whole step alone"
     if reason:
         raise ConfigError(
-            "speculative_config: this model's layers keep recurrent states, which are brought up to the drafts that "
-            f"stay; that does not go with {reason}; leave one of them out",
+            "speculative_config: layers of this model, or of its draft model, keep recurrent states, which are brought "
+            f"up to the drafts that stay; that does not go with {reason}; leave one of them out",
             param="speculative_config",
         )
 

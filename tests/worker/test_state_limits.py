@@ -40,6 +40,13 @@ def test_drafts_are_refused_beside_what_cannot_bring_states_up(other: dict[str, 
     assert caught.value.param == "speculative_config"
 
 
+def test_a_draft_model_is_refused_where_it_or_its_target_keeps_states() -> None:
+    config = EngineConfig(speculative_config={"method": "draft_model", "model": "tiny-chat-draft"})
+    refuse_with_states(config, KVCacheSpec(SPEC.layers, 16))
+    with pytest.raises(ConfigError, match=r"^speculative_config: .*draft model, keep.*method draft_model"):
+        refuse_with_states(config, SPEC)
+
+
 def test_a_type_of_states_is_refused_where_no_layer_has_it() -> None:
     config = EngineConfig(recurrent_state_dtype="bfloat16")
     for spec in (SPEC, KVCacheSpec(SPEC.layers, 16)):
