@@ -17,10 +17,12 @@ from pathlib import Path
 from app.backends import ADAPTER_RESOLVERS
 from app.checkpoints.adapters.adapter_resolver import AdapterResolver
 from app.config.model import ModelConfig
-from app.errors import EngineDeadError, MantaError, ModelNotFoundError, ServerOverloadedError
+from app.errors import EngineDeadError, MantaError, ModelNotFoundError, OverloadedError, ServerOverloadedError
 from app.telemetry.metrics_recorder import MetricsRecorder
 
 ABSENT_S = 30.0  # that a name is not looked for again
+BUSY_S = 1.0  # the same where the adapter is as it should be, and replicas could not take it now
+LOADED_S = 60.0  # that a request waits for its adapter
 MOST_ABSENT = 4096
 MOST_RUNNING = 16  # names that are looked for or loaded at a time
 MOST_CHARS = 256  # of an adapter's name
@@ -44,12 +46,13 @@ class AdapterFinder:
         self._load = load
         self._recorder = recorder
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._absent: dict[str, tuple[float, bool]] = {}  # until when, and whether it failed; the oldest first
+        # Until when, and what it failed with, if it was there; the oldest first.
+        self._absent: dict[str, tuple[float, MantaError | None]] = {}
         self._thread = ThreadPoolExecutor(1, "adapter-names")  # a file system that hangs holds nothing else
 
     async def learn(self, name: str) -> None:
         """Return once the name is known, or has been looked for. ModelNotFoundError where an adapter was found that
-        cannot be loaded, ServerOverloadedError where too many names are looked for already."""
+        cannot be loaded, ServerOverloadedError where replicas cannot take it now or too many names are looked for."""
         if name in self._names or not 0 < len(name) <= MOST_CHARS:
             return
         task = self._running.get(name)
@@ -58,29 +61,44 @@ class AdapterFinder:
                 raise ServerOverloadedError("many adapters are being looked for; try later", param="model")
             task = self._running[name] = asyncio.create_task(self._find(name))
         if task is not None:
-            await asyncio.shield(task)  # others may wait for it
-        if self._absent.get(name, (0.0, False))[1]:
-            raise ModelNotFoundError(f"the adapter {name!r} cannot be loaded: see the server's log", param="model")
+            await self._loaded(task, name)
+        if (error := self._absent.get(name, (0.0, None))[1]) is not None:
+            raise type(error)(error.message, param=error.param)
+
+    async def _loaded(self, task: asyncio.Task[None], name: str) -> None:
+        try:
+            async with asyncio.timeout(LOADED_S):
+                await asyncio.shield(task)  # others may wait for it
+        except TimeoutError:
+            raise ServerOverloadedError(f"the adapter {name!r} is being loaded yet; try later", param="model") from None
 
     def _is_absent(self, name: str) -> bool:
         """True if it is not to be looked for: it was not there just now, or there is no room to remember that."""
         now = time.monotonic()
         while self._absent and next(iter(self._absent.values()))[0] <= now:
             del self._absent[next(iter(self._absent))]
+        if name in self._absent and self._absent[name][0] <= now:
+            del self._absent[name]
         return name in self._absent or len(self._absent) + len(self._running) >= MOST_ABSENT
 
     async def _find(self, name: str) -> None:
-        outcome = "failed"
+        outcome, until_s = "failed", ABSENT_S
+        failure: MantaError | None = None
         try:
             outcome = "loaded" if await self._found(name) else "absent"
+        except (EngineDeadError, OverloadedError) as error:  # over soon, and a client that tries again is served
+            logger.warning("the adapter %r cannot be loaded now: %s", name, error.message)
+            until_s = BUSY_S
+            failure = ServerOverloadedError(f"the adapter {name!r} cannot be loaded now; try later", param="model")
         except Exception as error:  # a plugin's, too
             known = error.message if isinstance(error, MantaError) else None
             logger.warning("the adapter %r cannot be loaded: %s", name, known or repr(error), exc_info=known is None)
+            failure = ModelNotFoundError(f"the adapter {name!r} cannot be loaded: see the server's log", param="model")
         finally:
             del self._running[name]
             self._recorder.increment("manta:ingress_adapter_lookups_total", 1.0, outcome)
             if outcome != "loaded":
-                self._absent[name] = time.monotonic() + ABSENT_S, outcome == "failed"
+                self._absent[name] = time.monotonic() + until_s, failure
 
     async def _found(self, name: str) -> bool:
         """True once all replicas of a model serve it; False: no model has an adapter of this name."""

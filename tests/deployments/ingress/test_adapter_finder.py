@@ -18,7 +18,7 @@ from app.config.limits import RequestLimits
 from app.config.model import ModelConfig
 from app.deployments.ingress import adapter_finder
 from app.deployments.ingress.adapter_finder import AdapterFinder, create_resolvers
-from app.errors import InvalidRequestError, MantaError, ModelNotFoundError, ServerOverloadedError
+from app.errors import EngineDeadError, InvalidRequestError, MantaError, ModelNotFoundError, ServerOverloadedError
 from app.records.adapter import AdapterAsk
 from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests.adapters import write_adapter
@@ -140,6 +140,36 @@ def test_what_cannot_be_loaded_is_said_without_a_path(name: str, caplog: pytest.
 
     run(main())
     assert ("its rank is 99" if name == "sql" else "ZeroDivisionError") in caplog.text
+
+
+def test_replicas_that_cannot_take_one_now_are_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SDKs try a 503 again, and never a 404."""
+    monkeypatch.setattr(adapter_finder, "BUSY_S", 0.0)
+
+    async def main() -> None:
+        ingress = Ingress()
+        ingress.error = EngineDeadError("the Admin does not answer")
+        with pytest.raises(ServerOverloadedError, match=r"^the adapter 'sql' cannot be loaded now; try later"):
+            await ingress.finder.learn("sql")
+        ingress.error = None
+        await ingress.finder.learn("sql")
+        assert ingress.outcomes == {"loaded": 1, "absent": 0, "failed": 1}
+
+    run(main())
+
+
+def test_a_request_does_not_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_finder, "LOADED_S", 0.01)
+
+    async def main() -> None:
+        ingress = Ingress()
+        ingress.resolver.gate.clear()
+        with pytest.raises(ServerOverloadedError, match="is being loaded yet; try later"):
+            await ingress.finder.learn("sql")
+        ingress.resolver.gate.set()
+        await until(lambda: "sql" in ingress.names, "it is loaded all the same")
+
+    run(main())
 
 
 def test_a_request_in_any_dialect_finds_it(tmp_path: Path) -> None:
