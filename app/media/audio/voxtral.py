@@ -28,7 +28,14 @@ class VoxtralProcessor(SoundProcessor):
         if None in sizes.values():
             raise CheckpointError("config.json: audio_config lacks hidden_size or intermediate_size", param="model")
         positions = settings["mel"]["num_frames"] // 2
-        return settings | {"tokens_each": positions * sizes["hidden_size"] // sizes["intermediate_size"]}
+        tokens, rest = divmod(positions * sizes["hidden_size"], sizes["intermediate_size"])
+        if rest or not tokens:
+            raise CheckpointError(
+                f"config.json: audio_config: {positions} positions of hidden_size={sizes['hidden_size']} are no whole "
+                f"number of tokens of intermediate_size={sizes['intermediate_size']}",
+                param="model",
+            )
+        return settings | {"tokens_each": tokens}
 
     def max_s(self, num_tokens: int) -> float:
         """See SoundProcessor."""

@@ -114,3 +114,6 @@ def test_settings_that_contradict_each_other() -> None:
             processor(Qwen2AudioProcessor, own)
     with pytest.raises(CheckpointError, match="lacks hidden_size"):
         processor(VoxtralProcessor, hidden_size=None)
+    for size in (60, 50 * 32 * 2):
+        with pytest.raises(CheckpointError, match=rf"no whole number of tokens of intermediate_size={size}"):
+            processor(VoxtralProcessor, intermediate_size=size)

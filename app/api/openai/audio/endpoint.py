@@ -148,7 +148,7 @@ async def _whole(
     transcript = Transcript(listening.ask, listening.heard, listening.language, seconds)
     replica = listening.route.replica_id
     headers = {"X-Manta-Replica": replica} if replica else {}
-    return await work.run(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)
+    return await work.run_later(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)
 
 
 def _written(transcript: Transcript, form: SoundForm, headers: dict[str, str], with_logprobs: bool) -> Response:

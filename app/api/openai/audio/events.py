@@ -56,7 +56,7 @@ class TranscriptEvents(EventFormat):
         """Write the last event, which is as long as all others together."""
         own = self._listening
         transcript = Transcript(own.ask, own.heard, own.language, self._seconds)
-        self._last = await self._work.run(transcript.writing_cost_s, self._done, transcript)
+        self._last = await self._work.run_later(transcript.writing_cost_s, self._done, transcript)
 
     def end(self) -> str:
         """The whole text, and what it took."""
