@@ -59,7 +59,7 @@ def empty_caches(model: CausalLM) -> list[torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FUSED_OPS, "on", lambda _: fused_kernels.OPS)
+    monkeypatch.setattr(FUSED_OPS, "on", lambda *_, **__: fused_kernels.OPS)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None
 @torch.inference_mode()
 def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
-    monkeypatch.setattr(LINEAR_OPS, "on", lambda _: triton_small.OPS)
+    monkeypatch.setattr(LINEAR_OPS, "on", lambda *_, **__: triton_small.OPS)
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)

@@ -36,13 +36,13 @@ def model_of(family: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
 
 @pytest.fixture
 def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FUSED_OPS, "on", lambda _: fused_kernels.OPS)
+    monkeypatch.setattr(FUSED_OPS, "on", lambda *_, **__: fused_kernels.OPS)
 
 
 @pytest.mark.usefixtures("_triton_everywhere")
 @torch.inference_mode()
 def test_products_of_few_rows_take_sums_and_norms_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LINEAR_OPS, "on", lambda _: triton_small.OPS)
+    monkeypatch.setattr(LINEAR_OPS, "on", lambda *_, **__: triton_small.OPS)
     monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
     monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
