@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = Path(__file__).parent / "seconds.json"
-LONGEST_S = 0.5
-NOTED_S = 0.5
+LONGEST_S = 0.2
+NOTED_S = 0.2
 GRID_S = 4.0
 FEWEST = 2  # variants of a grid that run, however long they take
 PARTS = ("short", "rest", "grids")
