@@ -346,6 +346,9 @@ class EngineConfig(Frozen):
             )
         if self.lora_experts and self.enable_eplb:
             raise ValueError("lora_experts: adapters of experts that move (enable_eplb) are not supported")
+        for name in ("lora_extras", "lora_experts"):
+            if getattr(self, name) and not self.enable_lora:
+                raise ValueError(f"{name}: enable_lora is off")
         if self.executor in OWN_PROCESS and self.world_size > 1:
             raise ValueError(
                 f"executor={self.executor} runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "
