@@ -30,6 +30,8 @@ def load_adapter(core: EngineCore, name: Name, path: str, in_place: bool = True)
         raise InvalidRequestError("lora_path: this engine takes no adapters: enable_lora is off", param="lora_path")
     files = AdapterFiles.read(path, core.config.max_lora_rank)
     core.call_workers("call_feature", "check_adapter", path)  # before all of it is read
+    if _has_no_name_left(core, name):
+        raise _no_room(core)  # before all of it is read, which may take long
     digest = yield from _digest(files)
     _check_room(core, name, digest, in_place)
     if digest not in core.adapters.loaded:
@@ -47,16 +49,25 @@ def unload_adapter(core: EngineCore, name: Name) -> bool:
 
 
 def _check_room(core: EngineCore, name: str, digest: bytes, in_place: bool) -> None:
-    book, most, on_disk = core.adapters, core.config.max_cpu_loras, core.config.max_disk_loras
-    is_new = all(one.name != name for one in book.known)
-    if not (is_new or in_place or book.has(name, digest)):
+    book, config = core.adapters, core.config
+    if not (in_place or book.has(name, digest)) and any(one.name == name for one in book.known):
         what = f"lora_name: {name!r} is another adapter's: give load_inplace, or unload that one"
         raise InvalidRequestError(what, param="lora_name")
-    is_full = not on_disk and digest not in book.loaded and len(book.loaded) > most
-    if (is_new and len(book.known) >= most + on_disk) or is_full:
-        beside = f" and max_disk_loras={on_disk}" if on_disk else ""
-        what = f"lora_name: max_cpu_loras={most}{beside} adapters are loaded: unload one"
-        raise InvalidRequestError(what, param="lora_name")
+    is_full = not config.max_disk_loras and digest not in book.loaded and len(book.loaded) > config.max_cpu_loras
+    if is_full or _has_no_name_left(core, name):
+        raise _no_room(core)
+
+
+def _has_no_name_left(core: EngineCore, name: str) -> bool:
+    most = core.config.max_cpu_loras + core.config.max_disk_loras
+    return len(core.adapters.known) >= most and all(one.name != name for one in core.adapters.known)
+
+
+def _no_room(core: EngineCore) -> InvalidRequestError:
+    most, on_disk = core.config.max_cpu_loras, core.config.max_disk_loras
+    beside = f" and max_disk_loras={on_disk}" if on_disk else ""
+    what = f"lora_name: max_cpu_loras={most}{beside} adapters are loaded: unload one"
+    return InvalidRequestError(what, param="lora_name")
 
 
 def _digest(files: AdapterFiles) -> Generator[None, None, bytes]:
