@@ -84,8 +84,8 @@ class AdapterReader:
         self._parts = {name: (layer, part) for name, layer, part in quantized_parts(model)}
         tied = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, LMHead) and layer.tied)
         self._parts |= {name: (layer, "") for name, layer in tied}
-        self._experts = {name: layer for name, layer in model.named_modules() if isinstance(layer, ExpertLinear)}
-        self._elsewhere |= {one for name, layer in self._experts.items() for one in _of_other_ranks(name, layer)}
+        experts = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, ExpertLinear))
+        self._elsewhere |= {one for name, layer in experts for one in _of_other_ranks(name, layer)}
 
     def check(self, files: AdapterFiles) -> None:
         """CheckpointError, UnsupportedError name a tensor without a place, or of another size. By the header alone:
@@ -97,6 +97,8 @@ class AdapterReader:
                     if (layer, part) in taken:
                         raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
                     taken.add((layer, part))
+                    if entry.num_experts and isinstance(layer, ExpertLinear):
+                        _check_experts(module, entry.num_experts, layer.share.num_experts)
                     inputs, outputs = (size, len(second)) if entry.is_table else (first.shape[1], size)
                     self._check_sizes(module, layer, part, inputs, outputs)
                     if files.config.ties and isinstance(layer, VocabShard):
@@ -145,7 +147,7 @@ class AdapterReader:
 
     def _expect_stackable(self, entry: LowRankEntry, num_outputs: int, num_inputs: int) -> None:
         """UnsupportedError where the base model's checkpoints hold these experts in one tensor themselves, which may
-        have its rows in another order; CheckpointError where its layer has another number of experts."""
+        have its rows in another order."""
         shape = (entry.num_experts, num_outputs, num_inputs)
         given = GivenTensor.of(entry.module, torch.empty(shape, device="meta"), "the adapter")
         try:
@@ -155,10 +157,6 @@ class AdapterReader:
         if names != [entry.module]:
             what = "LoRA on experts that this model's checkpoints hold in one tensor is not supported"
             raise UnsupportedError(f"{entry.module}: {what}", param=PARAM)
-        layer = self._experts.get(entry.module)
-        if layer is not None and layer.share.num_experts != entry.num_experts:
-            what = f"for {entry.num_experts} experts; the layer has {layer.share.num_experts}"
-            raise CheckpointError(f"{entry.module}: its matrices are {what}", param=PARAM)
 
     def _places_of(
         self, files: AdapterFiles, entry: LowRankEntry, module: str, first: torch.Tensor, second: torch.Tensor
@@ -240,6 +238,12 @@ class AdapterReader:
         if (num_outputs, num_inputs) != (outputs, inputs):
             what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
             raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
+
+
+def _check_experts(module: str, given: int, there_are: int) -> None:
+    if given != there_are:
+        what = f"for {given} experts; the layer has {there_are}"
+        raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
 
 
 def _of_other_ranks(name: str, layer: ExpertLinear) -> Iterator[str]:
