@@ -45,7 +45,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Triton's attention on the CPU, with splits short enough for short prompts to have several."""
     monkeypatch.setattr(
-        "app.worker.placement.select_attention", lambda *_: (triton_ops.OPS, "attention: triton (interpreted)")
+        "app.worker.placement.select_attention", lambda *_, **__: (triton_ops.OPS, "attention: triton (interpreted)")
     )
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
     monkeypatch.setattr(triton_decode, "choose_tile", lambda *_: DecodeTile(keys=32, num_warps=4, num_stages=2))
