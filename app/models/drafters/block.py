@@ -72,8 +72,10 @@ class BlockForm(NamedTuple):
         for name, plain in _UNREAD.items():
             if given.get(name) not in plain:
                 raise UnsupportedError(f"speculative_config: {name}={given[name]!r:.40} of {place} is not supported")
-        if "sliding_attention" in (hf.get("layer_types") or ()):
-            raise UnsupportedError(f"speculative_config: layer_types of {place}: windows are not supported")
+        if "sliding_attention" in (hf.get("layer_types") or ()) or hf.get("use_sliding_window"):
+            raise UnsupportedError(
+                f"speculative_config: layer_types, use_sliding_window of {place}: windows are not supported"
+            )
         if given.get("mask_token_id") is None:
             raise CheckpointError(f"{place} lacks mask_token_id", param="model")
         is_spark = given.get("markov_rank") is not None

@@ -99,6 +99,7 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
         (lambda: block(mask_token_id=None), CheckpointError, "lacks mask_token_id"),
         (lambda: block(block_size=-1), CheckpointError, "block_size"),
         (lambda: block(layer_types=["sliding_attention"]), UnsupportedError, "windows are not supported"),
+        (lambda: block(use_sliding_window=True), UnsupportedError, "windows are not supported"),
         (lambda: block(dflash_config={"selector_rank": 16}), UnsupportedError, "selector_rank=16"),
         (lambda: block(markov_rank=4, markov_head_type="rnn"), UnsupportedError, "markov_head_type='rnn'"),
         (lambda: block("embed_tokens", num_hidden_layers=65), CheckpointError, "65 layers are no drafter's"),
