@@ -75,7 +75,7 @@ _on = MOE_OPS.on
 
 
 @cache
-def _evenly_on(device: torch.device) -> MoEOps:
+def _evenly_on(device: torch.device, *, exact: bool = False) -> MoEOps:
     """The functions for a device, with this gate."""
-    ops = _on(device)
+    ops = _on(device, exact=exact)
     return replace(ops, gate=EvenGate(ops))
