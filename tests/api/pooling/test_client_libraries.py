@@ -93,3 +93,16 @@ def test_haystack(server: Server, vectors: Any, monkeypatch: pytest.MonkeyPatch)
     found = OpenAIDocumentEmbedder(progress_bar=False, **own).run([Document(content=text) for text in ASKED])
     np.testing.assert_allclose([one.embedding for one in found["documents"]], vectors, atol=1e-5)
     np.testing.assert_allclose(OpenAITextEmbedder(**own).run(ASKED[1])["embedding"], vectors[1], atol=1e-5)
+
+
+def test_haystack_ranks(server: Server, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    from haystack import Document
+    from haystack.utils import Secret
+    from haystack_integrations.components.rankers.cohere import CohereRanker
+
+    ranker = CohereRanker(model="rerank", top_k=3, api_key=Secret.from_token("none"), api_base_url=server.url)
+    found = ranker.run(query=ASKED[0], documents=[Document(content=text) for text in ASKED[1:]])["documents"]
+    scores = CrossEncoder(str(models["rerank"]), device="cpu").predict([(ASKED[0], text) for text in ASKED[1:]])
+    assert [one.content for one in found] == [ASKED[1:][i] for i in np.argsort(-scores)[:3]]
+    np.testing.assert_allclose([one.score for one in found], np.sort(scores)[::-1][:3], atol=1e-4)
