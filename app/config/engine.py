@@ -153,9 +153,9 @@ class EngineConfig(Frozen):
 
     speculative_config: SpeculativeConfig | None = Field(
         None,
-        description="Speculative decoding, off when not given, with the keys of vLLM: a `method` that proposes "
-        "`num_speculative_tokens`, which are kept where they are right; `model`, the drafter's checkpoint. The tokens "
-        "of an answer are the same with and without.",
+        description="Speculative decoding, with the keys of vLLM: a `method` that proposes `num_speculative_tokens`, "
+        "which are kept where they are right; `model`, the drafter's checkpoint. The tokens of an answer are the same "
+        "with and without. When not given, `mtp` where the model's checkpoint holds a layer for it; null: none.",
     )
 
     language_model_only: bool = Field(

@@ -20,6 +20,7 @@ from app.config.engine import EngineConfig
 from app.config.media import MediaConfig
 from app.engine import control
 from app.engine.core import EngineCore
+from app.engine.default_drafter import with_default_drafter
 from app.engine.executor import create_executor
 from app.errors import ConfigError, InvalidRequestError
 from app.media.reader import MediaReader
@@ -67,6 +68,7 @@ class LLM:
         executor = "local_processes" if several else "in_process"
         self.config = _config({"model": model, "executor": executor, **options})
         info = check_model(self.config)
+        self.config = with_default_drafter(self.config, info)
         directory = tokenizer_directory(self.config, info)
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)

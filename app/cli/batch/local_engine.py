@@ -30,6 +30,7 @@ class LocalEngine:
     def __init__(self, config: EngineConfig, chat_template: str | None, media: MediaConfig) -> None:
         from app.engine.async_engine import AsyncEngine
         from app.engine.core import EngineCore
+        from app.engine.default_drafter import with_default_drafter
         from app.engine.executor import create_executor
 
         name = Path(config.model).name or config.model
@@ -40,6 +41,7 @@ class LocalEngine:
         model = load_served_model(served, self._reader)
         self.models = dict.fromkeys((name, *aliases), model)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
+        config = with_default_drafter(config, model.info)
         core = EngineCore(config, model.info, create_executor(config), key)
         self.engine = AsyncEngine(core, self._deliver, lambda error: None)
         self.engine.start()

@@ -79,10 +79,12 @@ def create_engine(
     """The AsyncEngine over `config`'s executor, not started yet. CheckpointError names an unusable model directory."""
     from app.engine.async_engine import AsyncEngine
     from app.engine.core import EngineCore
+    from app.engine.default_drafter import with_default_drafter
     from app.engine.executor import create_executor
     from app.models.model_check import check_model
 
     info = check_model(config)
+    config = with_default_drafter(config, info)
     executor = create_executor(config)
     core = EngineCore(config, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink)
     engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal, warm_grammars=True)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.mtp_layer import ARCHITECTURES, promises_mtp
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import ConfigError
 from app.layers.context import BuildContext, ForwardContext, HiddenStates
@@ -28,9 +29,6 @@ from app.models.decoder import CausalLM
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import DecoderSettings, readable
 from app.models.drafters.base import Drafter, Target
-
-# Families whose checkpoints may hold such a layer.
-ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"})
 
 
 class SharedHead(nn.Module):
@@ -94,7 +92,7 @@ class MtpDrafter(Drafter):
 
 def check_mtp(info: ModelInfo) -> None:
     """ConfigError where a model's checkpoint has no such layer."""
-    if info.architecture not in ARCHITECTURES or not info.hf_config.get("num_nextn_predict_layers"):
+    if not promises_mtp(info):
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(
             f"speculative_config: method=mtp: the model ({info.architecture}, num_nextn_predict_layers="

@@ -10,6 +10,7 @@ import pytest
 from app.config.engine import EngineConfig
 from app.engine.executor.in_process import InProcessExecutor
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.spec_decode.mtp_checkpoints import SHAPES, with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate
 
@@ -53,3 +54,15 @@ def test_tokens_are_those_without_drafts(
     results, steps = generate(config, InProcessExecutor(config), WISHES)
     assert_same(results, plain)
     print(name, steps)
+
+
+@pytest.mark.parametrize("count", [3, None])
+@pytest.mark.parametrize("family", SHAPES)
+def test_tokens_are_those_without_the_models_own_layer(tmp_path: Path, family: str, count: int | None) -> None:
+    """Latent attention, or heads of which half turn; experts in both."""
+    model = with_layer_behind(family, tmp_path)[0]
+    without, drafting = (config_of(model, one) for one in (None, {"method": "mtp", "num_speculative_tokens": count}))
+    plain, _ = generate(without, InProcessExecutor(without), WISHES)
+    results, steps = generate(drafting, InProcessExecutor(drafting), WISHES)
+    assert_same(results, plain)
+    print(family, steps)

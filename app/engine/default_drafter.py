@@ -1,0 +1,41 @@
+"""Decides whether a model drafts for itself where nobody said anything of drafts.
+
+A checkpoint with a layer for multi-token prediction (DeepSeek-V3, GLM-4.5) does: tokens stay what they are, and the
+number of drafts follows what they cost, none of them included. `speculative_config`, a null too, is the user's word.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.mtp_layer import missing_of_mtp, promises_mtp
+from app.config.engine import EngineConfig
+from app.config.speculative import SpeculativeConfig
+
+logger = logging.getLogger("manta.engine")
+
+
+def with_default_drafter(config: EngineConfig, info: ModelInfo) -> EngineConfig:
+    """`config` of the model `info`, with `mtp` where the checkpoint has all that it reads and no option is in its way;
+    one line of the log says so, or why not."""
+    if "speculative_config" in config.model_fields_set or not promises_mtp(info):
+        return config
+    if (reason := _obstacle(config, info)) is not None:
+        logger.info("speculative_config: the model's layer for multi-token prediction stays unused: %s", reason)
+        return config
+    logger.info(
+        "speculative_config: method mtp, by the model's own layer for multi-token prediction; null turns it off"
+    )
+    return config.model_copy(update={"speculative_config": SpeculativeConfig(method="mtp")})
+
+
+def _obstacle(config: EngineConfig, info: ModelInfo) -> str | None:
+    """Returns what a drafter of the model's own would be refused for, by the option's name, or what it lacks."""
+    if info.runner(config.runner) != "generate":
+        return f"runner={config.runner}: a pooling model generates nothing"
+    if info.impl == "transformers":
+        return "model_impl=transformers runs the model's layers by itself"
+    if config.is_exact:
+        return f"deterministic={config.deterministic}: a drafter of its own was not shown to leave logits exact"
+    return missing_of_mtp(info, config.load_format, with_embedding=config.pipeline_parallel_size > 1)

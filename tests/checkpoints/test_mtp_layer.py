@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.mtp_layer import missing_of_mtp, promises_mtp
+
+LAYER = ("self_attn.q_proj.weight", "mlp.experts.0.up_proj.weight", "mlp.experts.0.up_proj.weight_scale_inv")
+OWN = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight", "embed_tokens.weight")
+NAMES = [f"model.layers.{layer}.{name}" for layer in (0, 1, 2) for name in LAYER]
+NAMES += [f"model.layers.2.{name}" for name in OWN] + ["model.embed_tokens.weight", "lm_head.weight"]
+
+
+def info_of(directory: Path, architecture: str = "Glm4MoeForCausalLM", layers: int = 1) -> ModelInfo:
+    hf = {"architectures": [architecture], "num_hidden_layers": 2, "num_nextn_predict_layers": layers}
+    return ModelInfo(directory, hf, {})
+
+
+def write_index(directory: Path, names: list[str]) -> None:
+    file = directory / "model.safetensors.index.json"
+    file.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
+
+
+def missing(directory: Path, load_format: str = "auto", with_embedding: bool = False) -> str | None:
+    return missing_of_mtp(info_of(directory), load_format, with_embedding=with_embedding)
+
+
+def test_config_json_promises_it_for_some_families(tmp_path: Path) -> None:
+    assert promises_mtp(info_of(tmp_path))
+    assert promises_mtp(info_of(tmp_path, "DeepseekV3ForCausalLM"))
+    assert not promises_mtp(info_of(tmp_path, "LlamaForCausalLM"))
+    assert not promises_mtp(info_of(tmp_path, layers=0))
+
+
+def test_an_index_tells_what_is_there_before_weights_are(tmp_path: Path) -> None:
+    write_index(tmp_path, NAMES)
+    assert missing(tmp_path) is None
+    assert missing(tmp_path, "safetensors", with_embedding=True) is None
+
+
+@pytest.mark.parametrize("name", [*LAYER, *OWN[:-1]])
+def test_what_lacks_is_named(tmp_path: Path, name: str) -> None:
+    """A layer that other layers were quantized beside lacks their scales."""
+    gone = f"model.layers.2.{name}"
+    write_index(tmp_path, [each for each in NAMES if each != gone])
+    assert gone.removesuffix(".weight") in str(missing(tmp_path))
+
+
+def test_a_copy_of_the_embedding_is_wanted_where_the_model_has_its_own_in_another_stage(tmp_path: Path) -> None:
+    write_index(tmp_path, [name for name in NAMES if name != "model.layers.2.embed_tokens.weight"])
+    assert missing(tmp_path) is None
+    assert missing(tmp_path, with_embedding=True) == "the checkpoint has no model.layers.2.embed_tokens"
+
+
+def test_a_file_tells_by_its_header(tmp_path: Path) -> None:
+    entries = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(NAMES)}
+    header = json.dumps(entries).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * len(NAMES)))
+    assert missing(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    assert "no safetensors file, or damaged" in str(missing(tmp_path))
+
+
+def test_names_that_nobody_knows_are_none(tmp_path: Path) -> None:
+    assert "holds no weights" in str(missing(tmp_path))
+    assert "not known before it is loaded" in str(missing(tmp_path, "dummy"))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert "not known before it is loaded" in str(missing(tmp_path))
