@@ -209,6 +209,7 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
             triton_small.linear_add_norm(x, weight, weight[0, :1].expand(out), total, weight[:, 0], 1e-6, False)
             assert isinstance(deferred, DeferredNorm)
         triton_small.linear(deferred, zeros(projected, hidden), None)
+        triton_small.linear(deferred, zeros(1, hidden), None)  # the gate of a shared expert
         triton_small.linear(deferred, zeros(projected, hidden), zeros(projected))
         triton_small.gated_linear(deferred, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")

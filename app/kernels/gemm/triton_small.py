@@ -67,7 +67,7 @@ def multiply(
     m_m, m_n, o_k = o_m[:, None] < T, o_n[:, None] < N, start + tl.arange(0, BK)
     p_rows = p_x + o_m[:, None] * stride_x + o_k[None, :]
     p_w = p_weight + o_n[:, None].to(tl.int64) * K + o_k[None, :]
-    o_up = N.to(tl.int64) * K
+    o_up = tl.cast(N, tl.int64) * K  # an N of 1 is a constant, which has no `to`
     b_acc = tl.zeros([BM, BN], dtype=tl.float32)
     b_up = tl.zeros([BM, BN], dtype=tl.float32)
     for i_k in range(0, depth, BK):

@@ -241,3 +241,13 @@ def test_whoever_comes_last_the_bits_are_the_same(rows: int) -> None:
     for i in range(300):
         assert torch.equal(run(inputs[i % 3]), firsts[i % 3]), i
     assert not arrival_counters(weight.device).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 32])
+def test_one_column_on_a_gpu(rows: int) -> None:
+    """As the gate of a shared expert has: a compiled kernel takes a size of 1 for a constant."""
+    x, weight, _ = tensors(rows, 1, 2048, torch.bfloat16, "cuda")
+    deferred = DeferredNorm(x, x.double().square().unflatten(1, (8, -1)).sum(2).float(), EPS)
+    truth = F.linear(rms_norm(x.double(), torch.ones(2048, device="cuda")), weight.double())
+    assert relative_error(triton_small.linear(deferred, weight, None), truth) < TOLERANCE[torch.bfloat16]
