@@ -19,11 +19,12 @@ ATTENTION_BACKENDS: Registry[Any] = Registry(
         "triton": "app.kernels.attention.triton_ops:OPS",
         "flex": "app.kernels.attention.flex:OPS",
         "torch_exact": "app.kernels.attention.fixed_tiles:OPS",
+        "triton_exact": "app.kernels.attention.triton_fixed:OPS",
     },
     PluginGroup("attention_backends", "app.kernels.attention:AttentionOps", are_instances=True),
 )
 
-EXACT_ATTENTION = "torch_exact"  # what `auto` means with `deterministic`
+EXACT_ATTENTION = {"cpu": "torch_exact", "cuda": "triton_exact"}  # what `auto` means with `deterministic`
 
 # What proposes draft tokens: classes of Proposer (app/worker/spec_decode).
 PROPOSERS: Registry[Any] = Registry(

@@ -260,8 +260,8 @@ class EngineConfig(Frozen):
         "off",
         description="`batch`: logits are the same to the bit in bfloat16 and float32 whatever runs beside a request, "
         "cached or not, in chunks of any size, preempted, with drafts, on another replica of the same kind of machine. "
-        "On CPUs, for the models and options of docs/determinism.md; steps take longer. `batch_and_layout` (any number "
-        "of workers) is not there yet.",
+        "On CPUs and Hopper GPUs (bfloat16), for the models and options of docs/determinism.md; steps take longer. "
+        "`batch_and_layout` (any number of workers) is not there yet.",
     )
     logits_processors: tuple[Annotated[str, OneOf(EXTRA_LOGITS_PROCESSORS)], ...] = Field(
         (),

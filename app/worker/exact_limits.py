@@ -15,10 +15,11 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.fused.exact import ACTIVATIONS
+from app.kernels.kernel_table import HOPPER
 from app.layers.activation import GATED_ACTIVATIONS
 from app.models.implementation import runs_natively
 
-# Architectures whose logits tests compare bit for bit: tests/worker/test_exact_steps.py.
+# Architectures whose logits tests compare bit for bit: tests/worker/test_exact_steps.py, test_exact_steps_on_gpu.py.
 SHOWN = frozenset(
     {
         "LlamaForCausalLM",
@@ -29,7 +30,7 @@ SHOWN = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
 
 _UNSHOWN = "was not shown to leave logits exact"
@@ -38,6 +39,7 @@ _REFUSED: Mapping[str, str] = {
     "quantization": f"a quantized product {_UNSHOWN}",
     "kv_cache_dtype": f"a quantized KV cache {_UNSHOWN}",
     "kv_connector": f"what a plugin brings back {_UNSHOWN}",
+    "cpu_offload_gb": f"a product with streamed weights {_UNSHOWN}",
     "enable_lora": f"a step with adapters {_UNSHOWN}",
     "logits_processors": f"a plugin that edits the logits of all rows {_UNSHOWN}",
     "tensor_parallel_size": "sums over ranks depend on how many there are (batch_and_layout, which is not there yet)",
@@ -51,8 +53,8 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         return
     if config.deterministic == "batch_and_layout":
         raise _refusal("logits that do not depend on the number of workers are not there yet; use batch")
-    if device.type != "cpu":
-        raise _refusal("on CPUs only so far: no GPU has shown yet that its kernels are exact")
+    if device.type not in DTYPES or (device.type == "cuda" and not HOPPER.are_met(device)):
+        raise _refusal("on CPUs and NVIDIA's Hopper GPUs only so far: no other has shown that its kernels are exact")
     if info.runner(config.runner) != "generate":
         raise _refusal("for models that generate only")
     if not runs_natively(info) or info.architecture not in SHOWN:
@@ -61,9 +63,10 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         raise _refusal(f"the checkpoint is quantized: {_REFUSED['quantization']}")
     if GATED_ACTIVATIONS.get(str(info.hf_config.get("hidden_act", "silu"))) not in ACTIVATIONS:
         raise _refusal(f"the activation {info.hf_config.get('hidden_act')} was not shown to be exact")
-    if dtype not in DTYPES:
-        raise ConfigError("deterministic: dtype float32 or bfloat16", param="dtype")
-    if config.num_threads is None:
+    if dtype not in DTYPES[device.type]:
+        names = " or ".join(str(one).removeprefix("torch.") for one in DTYPES[device.type])
+        raise ConfigError(f"deterministic: dtype {names}", param="dtype")
+    if device.type == "cpu" and config.num_threads is None:
         raise ConfigError(
             "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
             param="num_threads",

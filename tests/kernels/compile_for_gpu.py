@@ -42,6 +42,7 @@ from app.kernels.attention import (
     AttentionOptions,
     HeadBias,
     gluon_prefill,
+    triton_fixed,
     triton_prefill,
     triton_tile_fp8,
 )
@@ -58,6 +59,7 @@ from app.kernels.gemm import (
     triton_small,
     wide,
 )
+from app.kernels.gemm import triton_fixed as fixed_products
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
@@ -76,8 +78,8 @@ from app.kernels.recurrent import DeltaGates, DeltaHeads, GatedNorm, ScanInputs,
 from app.kernels.recurrent import triton_ops as recurrent_ops
 from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
+from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
-from app.kernels.sampling import triton_sample, triton_token_masks
 from tests.kernels.stub_gpu import as_on
 
 IS_AMD = "gfx942" in sys.argv[1:]
@@ -215,6 +217,29 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
+
+
+def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int | None) -> None:
+    """A layer of rows that depend on no others, at every number of rows that has a tile of its own; sizes: of the
+    hidden state, of gate and up, of the vocabulary."""
+    (hidden, intermediate, vocab), (num_heads, num_kv_heads, head_dim) = sizes, heads
+    for count in (1, 30, 60, 100, 256, 300, 8192):
+        x = torch.empty(count, hidden, dtype=torch.bfloat16)
+        ops = fixed_products.OPS
+        ops.linear(x, torch.empty(num_heads * head_dim, hidden, dtype=torch.bfloat16), None)
+        gated = ops.gated_linear(x, torch.empty(2 * intermediate, hidden, dtype=torch.bfloat16), None, "silu")
+        ops.linear_add_norm(gated, torch.empty(hidden, intermediate, dtype=torch.bfloat16), x[0], x, x[0], 1e-6, True)
+    triton_ops.EXACT_OPS.rms_norm(x, x[0], 1e-6)
+    triton_log_softmax.log_softmax(torch.empty(2, vocab))
+    cache = torch.zeros(64, 2, num_kv_heads, 16, head_dim, dtype=torch.bfloat16)
+    for counts in ([1, 1, 30], [1] * 3, [4] * 2, [1] * 300):
+        lens, starts = torch.full((len(counts),), 900, dtype=torch.int32), torch.tensor([0, *counts]).cumsum(0).int()
+        table, slots = torch.zeros(len(counts), 64, dtype=torch.int32), torch.zeros(sum(counts), dtype=torch.int64)
+        meta = AttentionMetadata(starts, lens, table, slots, max(counts), 900, counts.count(1))
+        shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        triton_fixed.OPS.prepare(meta, block_size=16, **shape)
+        query = zeros(sum(counts), num_heads, head_dim)
+        triton_fixed.OPS.paged_attention(query, cache, meta, scale=0.1, sliding_window=window)
 
 
 def adapted_weight(size: int, parts: tuple[int, ...], max_rank: int, rows: SlotRows) -> AdaptedWeight:
@@ -486,6 +511,8 @@ def all_calls() -> list[Callable[[], None]]:
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("nibble", 128, 1)),
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("e4m3", 128, 128)),
         *([] if IS_AMD else [rounded_experts]),
+        *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
+        *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512)]),
     ]
 
 

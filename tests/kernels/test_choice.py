@@ -206,6 +206,17 @@ def test_devices(name: str) -> None:
             assert module_of(table.on(META)) == on_gpu
 
 
+def test_exact_kernels_on_a_hopper() -> None:
+    exact = {
+        "fused": "triton_ops", "linear": "triton_fixed", "gumbel_argmax": "triton_ops",
+        "sample_tokens": "triton_sample",
+    }  # fmt: skip
+    with as_on(9):
+        for name, module in exact.items():
+            assert module_of(TABLES[name][0].on(META, exact=True)) == module
+        assert name_of(moe.MOE_OPS.on(META, exact=True).experts) == "triton_exact"
+
+
 def module_of(kernels: Any) -> str:
     """That of a function, or of the first of several that belong together."""
     if callable(kernels):

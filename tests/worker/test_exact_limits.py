@@ -12,6 +12,7 @@ from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.kernel_table import Candidate, KernelTable
 from app.worker.exact_limits import refuse_inexact
+from tests.kernels.stub_gpu import as_on
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def test_what_is_exact() -> None:
     ("options", "says"),
     [
         ({"deterministic": "batch_and_layout"}, "deterministic: .*not there yet; use batch"),
-        ({"device": torch.device("cuda")}, "deterministic: on CPUs only so far"),
+        ({"cpu_offload_gb": 1.0}, "cpu_offload_gb: a product with streamed weights"),
         ({"dtype": torch.float16}, "deterministic: dtype float32 or bfloat16"),
         ({"num_threads": None}, "deterministic: say num_threads"),
         ({"runner": "pooling"}, "deterministic: for models that generate only"),
@@ -57,6 +58,17 @@ def test_what_is_exact() -> None:
 def test_what_is_not_shown_is_named(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         refuse(**options)
+
+
+def test_gpus() -> None:
+    gpu = torch.device("cuda")
+    with as_on(9):
+        refuse(device=gpu, dtype=torch.bfloat16, num_threads=None)
+        with pytest.raises(ConfigError, match="deterministic: dtype bfloat16"):
+            refuse(device=gpu)
+    for generation in (0, 8, 10):
+        with as_on(generation), pytest.raises(ConfigError, match="on CPUs and NVIDIA's Hopper GPUs only so far"):
+            refuse(device=gpu, dtype=torch.bfloat16)
 
 
 def test_an_operation_without_an_exact_kernel_is_named() -> None:

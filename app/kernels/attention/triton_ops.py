@@ -54,8 +54,8 @@ class TritonPlan:
     decodes: AttentionMetadata | None = None  # the step's tokens as decodes
 
 
-def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
-    """Set meta.plan. ConfigError where the kernels cannot serve the shape."""
+def check_sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    """ConfigError where the kernels cannot serve the shape."""
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
     if block_size < 16 or block_size & (block_size - 1):
         raise ConfigError(f"block_size={block_size}: the triton attention backend needs a power of two of at least 16")
@@ -64,6 +64,11 @@ def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_
             f"head_dim={head_dim}: attention_backend=triton holds at most {_MAX_HEAD_DIM}; use attention_backend=torch",
             param="attention_backend",
         )
+
+
+def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    """Set meta.plan. ConfigError where the kernels cannot serve the shape."""
+    check_sizes(num_heads, num_kv_heads, head_dim, block_size)
     decodes = as_decodes(meta)
     scratch = make_scratch(decodes or meta, num_heads, num_kv_heads, head_dim)
     meta.plan = TritonPlan(scratch, PREFILL.all_on(meta.seq_lens.device), decodes)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from app.kernels.fused import FUSED_OPS, GatedActivation
-from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
+from app.kernels.kernel_table import HOPPER, HOST, TRITON, Candidate, KernelTable
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
 LEAST_PACKED_ELEMENTS = 1 << 18
@@ -97,6 +97,7 @@ class LinearOps(Generic[WeightT]):
 LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
     Candidate("app.kernels.gemm.fixed_rows:OPS", HOST, is_exact=True),
+    Candidate("app.kernels.gemm.triton_fixed:OPS", HOPPER, is_exact=True),
     Candidate("app.kernels.gemm.triton_small:OPS", TRITON),
     Candidate("app.kernels.gemm.reference:OPS"),
 )

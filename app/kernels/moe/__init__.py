@@ -18,7 +18,7 @@ import torch
 
 from app.kernels.fused import GatedActivation
 from app.kernels.gemm import Activations
-from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
+from app.kernels.kernel_table import HOPPER, HOST, TRITON, Candidate, KernelTable
 
 # How logits become weights. "softmax": over all experts. "sigmoid": of each alone (DeepSeek-V3). "softmax_of_chosen":
 # over the chosen experts' logits (GPT-OSS, Granite). "sparsemixer": the inference rule of SparseMixer (Liu et al.,
@@ -216,6 +216,7 @@ class MoEOps:
 MOE_OPS: KernelTable[MoEOps] = KernelTable(
     "experts",
     Candidate("app.kernels.moe.exact:OPS", HOST, is_exact=True),
+    Candidate("app.kernels.moe.triton_exact:OPS", HOPPER, is_exact=True),
     Candidate("app.kernels.moe.triton_ops:OPS", TRITON),
     Candidate("app.kernels.moe.reference:OPS"),
 )

@@ -200,6 +200,7 @@ class GateTile:
     splits: int
     num_warps: int
     num_stages: int
+    is_fixed: bool = False  # a program chooses for as many tokens as ever, however few there are
 
 
 def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
@@ -255,7 +256,8 @@ def _launch(
     num_squares = 1 if squares is None else squares.shape[1]
     if num_tokens > 0:
         # In fp32 as many as ever: how a row is summed depends on it (I6).
-        height = tile.tokens if x.dtype == torch.float32 else min(tile.tokens, next_power_of_2(num_tokens))
+        is_fixed = tile.is_fixed or x.dtype == torch.float32
+        height = tile.tokens if is_fixed else min(tile.tokens, next_power_of_2(num_tokens))
         at_once = min(height, most)
         gate_kernel[(columns, cdiv(num_tokens, tile.tokens))](
             x, weight, bias, squares, correction, slot_mapping, shares, arrived, ids, weights, num_tokens, x.shape[1],
@@ -274,9 +276,10 @@ def route(
     *,
     correction: torch.Tensor | None = None,
     slot_mapping: torch.Tensor | None = None,
+    is_fixed: bool = False,
 ) -> Routing:
     """The same as `reference.route`."""
-    tile = GateTile(16, 16, 16, 1, 4, 1)
+    tile = GateTile(16, 16, 16, 1, 4, 1, is_fixed=is_fixed)
     return _launch(logits, None, None, logits.shape[1], rule, correction, slot_mapping, tile)
 
 

@@ -78,26 +78,37 @@ def experts(
     ids, top = routing.ids, routing.ids.shape[1]
     if ids.numel() == 0:
         return SummedRows(rows.new_empty(0, rows.shape[1]), routing, is_weighed=weights.weighs_input)
-    num_experts = weights.down.shape[0]
     tiles = tiles or tiles_for(ids, weights, rows.dtype)
     if isinstance(tiles, Fp8LayerTiles):
         rows = _rounded_experts(x, routing, weights, tiles)
         return SummedRows(rows, routing, is_weighed=weights.weighs_input)
-    gate_up = Product(
-        _readable(weights.gate_up, rows.dtype, tiles), weights.gate_up_bias, weights.activation,
+    is_few = not tiles.is_sorted and ids.shape[0] <= MOST_FEW
+    if is_few and isinstance(weights.down, torch.Tensor):
+        return FewRows(
+            scan_product(_first(routing, weights, tiles, rows.dtype), x, ids, top, tiles.gate_up), routing, weights
+        )
+    return SummedRows(pair_rows(x, routing, weights, tiles), routing, is_weighed=weights.weighs_input)
+
+
+def _first(routing: Routing, weights: ExpertWeights, tiles: LayerTiles, dtype: torch.dtype) -> Product:
+    """Gate and up with their activation."""
+    return Product(
+        _readable(weights.gate_up, dtype, tiles), weights.gate_up_bias, weights.activation,
         routing.weights if weights.weighs_input else None,
     )  # fmt: skip
-    down = Product(_readable(weights.down, rows.dtype, tiles), weights.down_bias)
+
+
+def pair_rows(x: Activations, routing: Routing, weights: ExpertWeights, tiles: LayerTiles) -> torch.Tensor:
+    """x [T, C] through its experts: rows [T * K, C] in the order of the ids."""
+    dtype = x.rows.dtype if isinstance(x, DeferredNorm) else x.dtype
+    ids, top = routing.ids, routing.ids.shape[1]
+    gate_up = _first(routing, weights, tiles, dtype)
+    down = Product(_readable(weights.down, dtype, tiles), weights.down_bias)
     if tiles.is_sorted:
-        pairs = sort_pairs(ids, num_experts, tiles.gate_up.rows)
+        pairs = sort_pairs(ids, weights.down.shape[0], tiles.gate_up.rows)
         h = sorted_product(gate_up, x, pairs, top, tiles.gate_up, out_sorted=True)
-        out = sorted_product(down, h, pairs, 1, tiles.down, x_sorted=True)
-    else:
-        h = scan_product(gate_up, x, ids, top, tiles.gate_up)
-        if ids.shape[0] <= MOST_FEW and isinstance(weights.down, torch.Tensor):
-            return FewRows(h, routing, weights)
-        out = scan_product(down, h, ids, 1, tiles.down)
-    return SummedRows(out, routing, is_weighed=weights.weighs_input)
+        return sorted_product(down, h, pairs, 1, tiles.down, x_sorted=True)
+    return scan_product(down, scan_product(gate_up, x, ids, top, tiles.gate_up), ids, 1, tiles.down)
 
 
 def adapted(

@@ -91,6 +91,7 @@ class TokenMasks(Protocol):
 GUMBEL_ARGMAX: KernelTable[GumbelArgmax] = KernelTable(
     "gumbel_argmax",
     Candidate("app.kernels.sampling.exact:gumbel_argmax", HOST, is_exact=True),
+    Candidate("app.kernels.sampling.triton_ops:gumbel_argmax", TRITON, is_exact=True),
     Candidate("app.kernels.sampling.triton_ops:gumbel_argmax", TRITON),
     Candidate("app.kernels.sampling.reference:gumbel_argmax"),
 )
@@ -98,6 +99,7 @@ GUMBEL_ARGMAX: KernelTable[GumbelArgmax] = KernelTable(
 SAMPLE_TOKENS: KernelTable[SampleTokens] = KernelTable(
     "sample_tokens",
     Candidate("app.kernels.sampling.exact:sample_tokens", HOST, is_exact=True),
+    Candidate("app.kernels.sampling.triton_sample:sample_tokens", TRITON, is_exact=True),
     Candidate("app.kernels.sampling.triton_sample:sample_tokens", TRITON),
     Candidate("app.kernels.sampling.reference:sample_tokens"),
 )
@@ -112,5 +114,6 @@ TOKEN_MASKS: KernelTable[TokenMasks] = KernelTable(
 LOG_SOFTMAX: KernelTable[Callable[[torch.Tensor], torch.Tensor]] = KernelTable(
     "log_softmax",
     Candidate("app.kernels.sampling.exact:log_softmax", HOST, is_exact=True),
+    Candidate("app.kernels.sampling.triton_log_softmax:log_softmax", TRITON, is_exact=True),
     Candidate("app.kernels.sampling.reference:log_softmax"),
 )

@@ -19,7 +19,7 @@ def select_attention(name: str, device: torch.device, *, exact: bool = False) ->
     layers want beyond plain attention they ask it themselves (`AttentionOps.require`).
     """
     platform = platform_of(device)
-    chosen = (EXACT_ATTENTION if exact else platform.attention_backend) if name == "auto" else name
+    chosen = (EXACT_ATTENTION[device.type] if exact else platform.attention_backend) if name == "auto" else name
     ops = _load(chosen)
     if exact and not ops.is_exact:
         raise ConfigError(

@@ -25,6 +25,7 @@ def test_cpu(name: str) -> None:
 def test_exact_attention() -> None:
     ops, note = select_attention("auto", CPU, exact=True)
     assert (ops, note) == (ATTENTION_BACKENDS.load("torch_exact"), "attention: torch_exact (CPU)")
+    assert select_attention("auto", torch.device("cuda"), exact=True)[0] is ATTENTION_BACKENDS.load("triton_exact")
     with pytest.raises(ConfigError, match="attention_backend=torch is not exact, which deterministic wants; use auto"):
         select_attention("torch", CPU, exact=True)
 
@@ -33,7 +34,8 @@ def test_a_gpu_says_why_not_the_others() -> None:
     ops, note = select_attention("auto", torch.device("cuda"))
     assert ops is ATTENTION_BACKENDS.load("triton")
     why = "it plans each step on the host"
-    assert note == f"attention: triton (GPU; not torch: {why}; not flex: {why}; not torch_exact: needs a CPU)"
+    exact = "not torch_exact: needs a CPU; not triton_exact: it reads shared prefixes once for each request"
+    assert note == f"attention: triton (GPU; not torch: {why}; not flex: {why}; {exact})"
 
 
 def test_what_a_layer_wants_and_a_backend_lacks_is_named() -> None:
