@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.attention.reference import readable
 from app.kernels.gemm import Activations
 from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import KVAttentionLayer
@@ -22,6 +23,9 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
 
 SLOTS, LENGTHS = "encoded_slots", "encoded_lengths"  # among what features bring, int32 [T] each
+# Likewise, each followed by the layer's number: which queries of which heads are asked for, as token * heads + head,
+# int64 [n], and where the layer is to leave them, [n, D].
+ASKED, LEFT = "asked_queries.", "left_queries."
 
 
 class EncodedLinear(MergedColumnLinear):
@@ -44,7 +48,7 @@ class CrossAttention(KVAttentionLayer):
         self.num_heads = self.num_kv_heads = ctx.groups.tp.share_of(s.num_heads, "num_attention_heads")
         self.first_kv_head, self.whole_kv_heads = ctx.groups.tp.rank * self.num_heads, s.num_heads
         self.head_dim, self.scale = s.head_dim, s.head_dim**-0.5 if s.scale is None else s.scale
-        self.layer_index, self.num_positions = layer_index, num_positions
+        self.layer_index, self.num_positions, self.tp = layer_index, num_positions, ctx.groups.tp
         self.choose_cache(ctx)
         self.is_capturable = self.ops.is_capturable
 
@@ -66,10 +70,23 @@ class CrossAttention(KVAttentionLayer):
         key, value = self.kv_proj(encoded).view(len(encoded), 2, self.num_heads, self.head_dim).unbind(1)
         self.ops.write_kv(key, value, cache, slot_mapping, kv_scales=self.kv_scales)
 
+    def weights(self, query: torch.Tensor, head: int, slot: int, cache: torch.Tensor) -> torch.Tensor:
+        """Returns how much queries [n, D] of one of this rank's heads attend to each position of what lies in a slot,
+        fp32 [n, num_positions]."""
+        each = -(-self.num_positions // cache.shape[-2])
+        stored = cache[slot * each : (slot + 1) * each, 0, head].flatten(0, 1)[: self.num_positions]
+        key = readable(stored, torch.float32)
+        if self.kv_scales is not None:
+            key = key * self.kv_scales[0, head]
+        return (query.float() @ key.T * self.scale).softmax(-1)
+
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         query = self.q_proj(x)
         query = query.view(len(query), self.num_heads, self.head_dim)
+        left = ctx.inputs.get(f"{LEFT}{self.layer_index}")
+        if left is not None:
+            torch.index_select(query.flatten(0, 1), 0, ctx.inputs[f"{ASKED}{self.layer_index}"], out=left)
         cache = ctx.kv_caches[self.layer_index]
         out: torch.Tensor = self.ops.paged_attention(
             query, cache, self._step(ctx, cache), scale=self.scale, kv_scales=self.kv_scales

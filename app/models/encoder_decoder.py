@@ -44,7 +44,7 @@ class InputEncoder(Layer):
 class EncoderDecoder(CausalLM):
     """A decoder with cross attention and its encoder."""
 
-    features = (FEATURE,)
+    features: tuple[str, ...] = (FEATURE,)
     encoder_prefixes: ClassVar[tuple[str, ...]] = ("model.encoder.", "encoder.")
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:

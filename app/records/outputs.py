@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 @dataclass(slots=True)
 class PooledResult:
-    """An embedding [E], one for each token [T, E], or scores [classes]."""
+    """An embedding [E], one for each token [T, E], scores [classes], or an alignment (records/alignment_ask.py)."""
 
     data: bytes  # fp32, little-endian
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     num_wrong_drafts: int = 0  # and those that it computed in vain
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
-    pooled: PooledResult | None = None  # what a pooling request asked for, with its only output
+    pooled: PooledResult | None = None  # what a pooling request, or an ask, wants of the prompt; on the first output
     times: EngineTimes | None = None  # with the finish_reason, of a request that was scheduled
     error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
     is_late: bool = False  # with `error`: the request's deadline passed

@@ -98,6 +98,12 @@ class EngineRequest:
         return [name for ask in self.asks for name in getattr(ask, "token_figures", ())]
 
     @property
+    def needs_all_tokens(self) -> bool:
+        """True if a record in `asks` has it as `needs_all_tokens`: what its feature makes is made of every token of the
+        prompt, and so of no cached one."""
+        return any(getattr(ask, "needs_all_tokens", False) for ask in self.asks)
+
+    @property
     def sampling(self) -> SamplingParams:
         """Returns how tokens are chosen, of a request that generates."""
         assert isinstance(self.work, SamplingParams), "a request to a pooling model samples nothing"

@@ -11,6 +11,7 @@ from app.checkpoints.fields.kinds import FLAG, OBJECT, Kind, check, several, who
 from app.checkpoints.json_file import read_object
 from app.checkpoints.model_info import GENERATION_FILE, ModelInfo
 from app.errors import CheckpointError, InvalidRequestError
+from app.records.alignment_heads import AlignmentHeads
 from app.records.encoder_info import SOUND_PER_POSITION, EncoderInfo
 from app.records.transcription_rules import TimeRules, TranscriptionRules
 
@@ -24,7 +25,6 @@ _FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("lang_to_id", "task_to_id"), _NAMED),
     "max_initial_timestamp_index": _ID,
     "is_multilingual": FLAG,
-    "alignment_heads": several(several(whole(0, 1 << 14), 2, 2), 1 << 10),
 }
 _MANY_LANGUAGES = 51_865  # tokens of the smallest published vocabulary of many languages, one more than that of one
 # In every vocabulary these two stand before the token that says: no times.
@@ -50,7 +50,7 @@ class SpeechInfo:
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     max_initial_timestamp: int | None  # the latest time to begin with, in steps
-    alignment_heads: tuple[tuple[int, int], ...]  # layers and heads that follow the sound
+    alignment_heads: tuple[tuple[int, int], ...]  # layers and heads that follow the sound; (): none is known to
     is_multilingual: bool = False  # whatever its files say of the languages' tokens
 
     @classmethod
@@ -83,7 +83,7 @@ class SpeechInfo:
             suppressed=tuple(own.get("suppress_tokens") or ()),
             suppressed_first=tuple(own.get("begin_suppress_tokens") or ()),
             max_initial_timestamp=own.get("max_initial_timestamp_index"),
-            alignment_heads=tuple((layer, head) for layer, head in own.get("alignment_heads") or ()),
+            alignment_heads=AlignmentHeads.of(info).heads,
             is_multilingual=bool(own.get("is_multilingual", info.vocab_size >= _MANY_LANGUAGES)),
         )
 

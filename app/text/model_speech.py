@@ -12,8 +12,9 @@ from app.media.audio.mel import MelSettings
 from app.media.audio.reader import SoundReader
 from app.media.audio.sound import Piece
 from app.media.settings import read_settings
+from app.records.encoder_info import SOUND_PER_POSITION
 from app.records.encoder_input import EncoderInput
-from app.records.speech_info import SpeechInfo
+from app.records.speech_info import HOP, SpeechInfo
 from app.text.languages import LANGUAGES, code_of
 from app.text.tokenizer import Tokenizer
 
@@ -29,9 +30,10 @@ class ModelSpeech:
     info: SpeechInfo
     settings: MelSettings
     reader: SoundReader
+    num_stages: int = 1  # of the engine's pipeline
 
     @classmethod
-    def of(cls, model: ModelInfo, reader: SoundReader, tokenizer: Tokenizer) -> ModelSpeech | None:
+    def of(cls, model: ModelInfo, reader: SoundReader, tokenizer: Tokenizer, num_stages: int = 1) -> ModelSpeech | None:
         """A model's, from its files; None: it does not transcribe. CheckpointError names what cannot be used."""
         info = SpeechInfo.of(model)
         if info is None:
@@ -45,12 +47,17 @@ class ModelSpeech:
         settings = MelSettings(
             info.sampling_rate, info.num_mels, info.num_frames, widths["n_fft"], widths["hop_length"]
         )
-        return cls(info, settings, reader)
+        return cls(info, settings, reader, num_stages)
 
     @property
     def num_bytes(self) -> int:
         """Memory of what the encoder reads of a piece."""
         return 4 * self.settings.num_mels * self.settings.num_frames
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Memory of what aligns the longest transcript of a piece with it."""
+        return 4 * self.info.num_positions * self.info.max_tokens
 
     def heard(self, piece: Piece, tenant: str = "") -> EncoderInput:
         """A piece of a tenant's as the encoder reads it. Blocks on a process; errors as those of SoundReader."""
@@ -84,6 +91,19 @@ class ModelSpeech:
             return None
         names = ", ".join(sorted(known)[:MAX_SHOWN]) or "en"
         raise InvalidRequestError(f"the model hears no language {given!r:.66}; it knows {names}", param="language")
+
+    def check_words(self) -> None:
+        """UnsupportedError where nothing tells when words are said."""
+        param = "timestamp_granularities"
+        if not self.info.alignment_heads:
+            why = "its generation_config.json names no alignment_heads of its own"
+            raise UnsupportedError(f"the model tells no times of words: {why}", param=param)
+        if self.num_stages > 1:
+            raise UnsupportedError("times of words need pipeline_parallel_size=1", param=param)
+
+    def num_positions(self, piece: Piece) -> int:
+        """Positions of the encoder's output that are the piece's own; what is behind them is silence."""
+        return min(max(1, -(-len(piece.samples) // HOP) // SOUND_PER_POSITION), self.info.num_positions)
 
     def check_task(self, task: str) -> None:
         """UnsupportedError where the model does not do it."""

@@ -15,7 +15,7 @@ from app.records.transcription_rules import TimeRules, TranscriptionRules
 
 CONFIG = {
     **{"model_type": "whisper", "vocab_size": 331, "num_mel_bins": 4, "max_source_positions": 1500},
-    **{"max_target_positions": 20, "eos_token_id": 200},
+    **{"max_target_positions": 20, "eos_token_id": 200, "decoder_layers": 2, "decoder_attention_heads": 2},
 }
 GENERATION: dict[str, Any] = {
     "decoder_start_token_id": 201,

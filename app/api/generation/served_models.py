@@ -99,5 +99,7 @@ def load_served_model(config: ModelConfig, reader: MediaReader | None = None) ->
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         media=None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine),
-        speech=None if reader is None else ModelSpeech.of(info, reader.sounds, tokenizer),
+        speech=None
+        if reader is None
+        else ModelSpeech.of(info, reader.sounds, tokenizer, config.engine.pipeline_parallel_size),
     )

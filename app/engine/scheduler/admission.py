@@ -63,7 +63,7 @@ class Admission:
             stop_token_ids=frozenset(work.stop_token_ids if isinstance(work, SamplingParams) else ()),
             root_hash=root_hash(self._block_hash_key, model=revision, cache_root=request.cache_root),
             revision=revision,
-            needs_all_tokens=self._needs_all_tokens(work),
+            needs_all_tokens=self._needs_all_tokens(work) or request.needs_all_tokens,
             owes_prompt_logprobs=request.wants_prompt_logprobs and not generated,  # they come with the first token
             num_resumed_tokens=len(generated),
             matcher=matcher,

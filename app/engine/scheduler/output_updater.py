@@ -75,7 +75,7 @@ class OutputUpdater:
         if output.prompt_logprobs:
             for index, (position, entries) in output.prompt_logprobs.items():
                 self._keep_prompt_logprobs(step, index, position, entries)
-        if output.pooled is not None:
+        if output.pooled is not None and not len(output.sampled_token_ids):
             return self._deliver_pooled(step, present, output.pooled, stats, now)
         sampled = SampledTokens.of(step, output)
         if present.all():
@@ -93,7 +93,7 @@ class OutputUpdater:
         self,
         step: InFlightStep,
         present: NDArray[np.bool_],
-        pooled: list[Float32Array],
+        pooled: list[Float32Array | None],
         stats: StepStats,
         now: float,
     ) -> list[EngineOutput]:
@@ -104,6 +104,7 @@ class OutputUpdater:
         for row, is_here, result in ended:
             if not is_here:
                 continue
+            assert result is not None, f"step {step.step_id}: a prompt without a result"
             request = self._rows.request_at(row)
             self._note_first_token(request, stats, now)
             request.last_token = now
@@ -216,6 +217,8 @@ class OutputUpdater:
             output.new_token_ids = tokens[: appended.num_tokens]
             output.logprobs, output.token_figures = chosen, figures
             output.prompt_logprobs = prompt_logprobs
+            if (aligned := sampled.pooled_of(index)) is not None:
+                output.pooled = PooledResult.of(aligned)
             if first:
                 output.num_cached_tokens = request.num_cached_tokens
                 output.num_preemptions = request.num_preemptions

@@ -21,6 +21,7 @@ class SampledTokens:
     num_each: Int32Array | None  # [N]; None: one each
     logprobs: list[TokenLogprobs | None] | None  # [T]
     figures: dict[str, Float32Array]  # [T] by name
+    pooled: list[Float32Array | None] | None = None  # [N]
 
     @classmethod
     def of(cls, step: InFlightStep, output: ModelRunnerOutput) -> SampledTokens:
@@ -30,7 +31,7 @@ class SampledTokens:
         assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"
         figures = output.token_figures
         assert all(len(values) == len(flat) for values in figures.values()), f"step {step.step_id}: figures of others"
-        return cls(rows, flat, num_each, output.logprobs, figures)
+        return cls(rows, flat, num_each, output.logprobs, figures, output.pooled)
 
     @property
     def counts(self) -> Int32Array | np.int32:
@@ -55,6 +56,10 @@ class SampledTokens:
         span = self._span(index) if self.figures else slice(0)
         return {name: values[span].tolist() for name, values in self.figures.items()}
 
+    def pooled_of(self, index: int) -> Float32Array | None:
+        """Returns what was made of the prompt of row `rows[index]`; None: nothing."""
+        return None if self.pooled is None else self.pooled[index]
+
     def any_is(self, token: int) -> NDArray[np.bool_]:
         """[N] whether `token` is among a row's tokens."""
         found: NDArray[np.bool_] = self.flat == token
@@ -75,7 +80,8 @@ class SampledTokens:
             tokens, num_each = np.repeat(here, self.num_each), self.num_each[here]
         chosen = None if self.logprobs is None else [self.logprobs[i] for i in np.flatnonzero(tokens).tolist()]
         figures = {name: values[tokens] for name, values in self.figures.items()}
-        return SampledTokens(self.rows[here], self.flat[tokens], num_each, chosen, figures)
+        pooled = None if self.pooled is None else [self.pooled[i] for i in np.flatnonzero(here).tolist()]
+        return SampledTokens(self.rows[here], self.flat[tokens], num_each, chosen, figures, pooled)
 
     def _span(self, index: int) -> slice:
         return slice(index, index + 1) if self.num_each is None else slice(*self._spans()[index])

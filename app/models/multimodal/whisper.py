@@ -14,8 +14,9 @@ from app.layers.context import BuildContext
 from app.models.blocks import Blocks, layer_norm, plain_mlp
 from app.models.decoder_layers.cross import CrossLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
-from app.models.encoder_decoder import EncoderDecoder, InputEncoder, encoder_info
+from app.models.encoder_decoder import FEATURE, EncoderDecoder, InputEncoder, encoder_info
 from app.models.multimodal.sound_layers import EPS, TOWER, SoundSettings, SoundTower, with_key_bias
+from app.records.alignment_heads import AlignmentHeads
 
 _NAMES: list[Rule] = [
     (r"^(?:model\.)?decoder\.", "model."),
@@ -57,6 +58,11 @@ class WhisperForConditionalGeneration(EncoderDecoder):
     """Learned positions, layer norms, biases everywhere but for keys."""
 
     blocks = Blocks(norm=layer_norm, mlp=plain_mlp, layer=CrossLayer)
+    features = (FEATURE, "app.worker.media.alignment:create")
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__(ctx, info)
+        self.alignment = AlignmentHeads.of(info)
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

@@ -35,7 +35,7 @@ class PoolingHead(Head):
         host = batch.host
         lengths = host.first_positions + step.num_scheduled_tokens
         ends: list[bool] = step.samples.tolist()
-        results.pooled = self._pooler.compute(host.rows.tolist(), ends, host.starts, lengths, hidden.last)
+        results.pooled = [*self._pooler.compute(host.rows.tolist(), ends, host.starts, lengths, hidden.last)]
         return results
 
     def empty(self, step_id: int) -> StepResults:

@@ -28,6 +28,8 @@ from app.worker.media.media import HITS, QUERIES
 from app.worker.rows.step_inputs import StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
 
+SLOT = "encoded_slot"  # the line that says which slot a row reads
+
 
 class EncoderInputs(WorkerFeature):
     """Holds the inputs of rows, and which slots lack what is to be read there."""
@@ -37,7 +39,7 @@ class EncoderInputs(WorkerFeature):
     ) -> None:
         """`most`: inputs that one call of the encoder takes."""
         self._encoder, self._layers, self._cache, self._device = model.encoder, model.cross_layers, cache, device
-        self._slot = inputs.declare("encoded_slot", torch.int32)
+        self._slot = inputs.declare(SLOT, torch.int32)
         self._length = inputs.declare("encoded_length", torch.int32, idle=1)
         self._num_slots, self._most = cache.num_encoded, most
         size, positions = cache.spec.block_size, model.encoder.info.num_positions
@@ -80,7 +82,7 @@ class EncoderInputs(WorkerFeature):
         if view.host is not None and self._missing:
             wanted = dict.fromkeys(self._slot.values[view.host.rows].tolist())
             self._encode({slot: self._missing.pop(slot) for slot in wanted if slot in self._missing})
-        view.layer_inputs[SLOTS] = view.of_tokens("encoded_slot")
+        view.layer_inputs[SLOTS] = view.of_tokens(SLOT)
         view.layer_inputs[LENGTHS] = view.of_tokens("encoded_length")
 
     def _encode(self, missing: Mapping[int, EncoderInput]) -> None:

@@ -44,7 +44,7 @@ class StepResults:
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
     token_figures: dict[str, torch.Tensor] = field(default_factory=dict)  # fp32 [N], or [L]; see ModelRunnerOutput
-    pooled: list[torch.Tensor] | None = None  # fp32, of the prompts that ended; None: the model generates
+    pooled: list[torch.Tensor | None] | None = None  # fp32, of the rows that sample; see ModelRunnerOutput
     num_sampled: torch.Tensor | None = None  # int64 [N] tokens that each row gets; None: one
     num_logits: NDArray[np.int64] | None = None  # [N] of how many
     draft_indices: NDArray[np.int32] | None = None  # see ProposedDrafts
@@ -138,7 +138,7 @@ class PendingStep:
             prompt_logprobs=_prompt_logprobs(host),
             drafts=None if host.drafts is None else _drafts(host.draft_indices, host.drafts),
             step_time_s=self._clock.elapsed_s(),
-            pooled=None if host.pooled is None else [result.numpy() for result in host.pooled],
+            pooled=None if host.pooled is None else [None if one is None else one.numpy() for one in host.pooled],
         )
 
 
@@ -188,7 +188,7 @@ def _to_host(results: StepResults, *, pins: bool) -> StepResults:
             for p in results.prompt_pieces
         ],
         {name: _copy(values, pins) for name, values in results.token_figures.items()},
-        None if results.pooled is None else [_copy(result, pins) for result in results.pooled],
+        None if results.pooled is None else [None if one is None else _copy(one, pins) for one in results.pooled],
         None if results.num_sampled is None else _copy(results.num_sampled, pins),
         results.num_logits,
         results.draft_indices,

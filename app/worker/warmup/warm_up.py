@@ -111,7 +111,8 @@ class WarmUp:
     def _run_prompts(self, runner: ModelRunner, prompts: tuple[int, ...]) -> None:
         size = self.config.block_size
         outputs = run_requests(runner, prompts, size, self._num_groups, self.pooling, self.num_drafts)
-        self._refuse_nan(all(np.isfinite(result).all() for output in outputs for result in output.pooled or ()))
+        results = [one for output in outputs for one in output.pooled or () if one is not None]
+        self._refuse_nan(all(np.isfinite(one).all() for one in results))
 
     def _refuse_nan(self, is_finite: bool) -> None:
         """Random weights may be any bits; whoever asks for them wants no answers."""

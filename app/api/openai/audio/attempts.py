@@ -16,10 +16,13 @@ from app.api.engine_client import EngineClient, PromptPlace, RouteInfo
 from app.api.generation.events import Choice, close_outputs
 from app.api.generation.request_builder import RequestBuilder
 from app.errors import EngineDeadError
+from app.records.alignment_ask import AlignmentAsk
 from app.records.encoder_input import EncoderInput
 from app.records.outputs import CompletionOutput
 from app.records.request import Placement
 from app.records.sampling_params import MAX_SEED, SamplingParams
+from app.records.speech_info import SpeechInfo
+from app.records.step import Float32Array
 from app.text.model_speech import ModelSpeech
 from app.text.output_processor import OutputProcessor, TextDelta
 from app.text.served_model import ServedModel
@@ -45,6 +48,7 @@ class Ask:
     temperatures: tuple[float, ...] = TEMPERATURES
     seed: int | None = None
     wants_no_speech: bool = False
+    has_words: bool = False  # their times are wanted
 
 
 @dataclass(slots=True)
@@ -127,8 +131,7 @@ class PieceRequests:
     def choice(self, language: str | None, temperature: float) -> Choice:
         """The request for the piece's text."""
         ask = self.ask
-        info = ask.speech.info.within(ask.model.bounds.max_total_tokens)
-        prompt = info.prompt(language, ask.task, timestamps=ask.is_timed, previous=ask.previous)
+        info, prompt = self._info, self._prompt(language)
         seed = None if ask.seed is None else (ask.seed + self.index) & MAX_SEED
         params = SamplingParams(
             temperature=temperature,
@@ -138,6 +141,25 @@ class PieceRequests:
             skip_special_tokens=True,
         )
         return self._choice(prompt, params, info.rules(timestamps=ask.is_timed))
+
+    async def align(self, attempt: Attempt, language: str | None, num_positions: int) -> Float32Array:
+        """Ask how much each token of an attempt but the last attends to the first positions of the sound, fp32
+        [tokens - 1, num_positions]: with the whole text as the prompt, so that steps which write stay as they are."""
+        prompt = self._prompt(language)
+        known = [*prompt, *attempt.output.token_ids[:-1]]
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        async for delta in self.deltas(self._choice(known, params, AlignmentAsk(len(prompt), num_positions))):
+            if (found := delta.output.pooled) is not None:
+                return found.array()
+        raise EngineDeadError("the engine did not align the words with the sound")
+
+    @property
+    def _info(self) -> SpeechInfo:
+        return self.ask.speech.info.within(self.ask.model.bounds.max_total_tokens)
+
+    def _prompt(self, language: str | None) -> list[int]:
+        ask = self.ask
+        return self._info.prompt(language, ask.task, timestamps=ask.is_timed, previous=ask.previous)
 
     def _choice(self, prompt: list[int], params: SamplingParams, *asks: object) -> Choice:
         name = f"{self.ask.request_id}-{self.index}.{self.num_asked}"

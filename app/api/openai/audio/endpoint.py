@@ -52,6 +52,8 @@ def audio_routes(api: Api) -> APIRouter:
         form, data = await _read(request, api, TranscriptionForm)
         model, speech = _model(api.client, form)
         language = speech.language(form.language)
+        if form.has_words:
+            speech.check_words()
         ask = await _ask(request, form, model, speech, "transcribe")
         sound, pieces = await _decoded(request, speech, data)
         listening = _listening(request, api.client, ask, pieces, language, is_live=form.stream)
@@ -124,7 +126,12 @@ async def _ask(request: Request, form: SoundForm, model: ServedModel, speech: Mo
         TEMPERATURES if form.temperature == 0 else (form.temperature,),
         getattr(request.state, "seed", None) if seed is None else seed,
         form.response_format == "verbose_json",
+        _has_words(form),
     )
+
+
+def _has_words(form: SoundForm) -> bool:
+    return isinstance(form, TranscriptionForm) and form.has_words
 
 
 def _listening(
@@ -155,7 +162,8 @@ def _written(transcript: Transcript, form: SoundForm, headers: dict[str, str], w
     if form.response_format == "json":
         return json_response(transcript.json(with_logprobs), headers)
     if form.response_format == "verbose_json":
-        return json_response(transcript.verbose_json(), headers)
+        has_segments = not isinstance(form, TranscriptionForm) or form.has_segments
+        return json_response(transcript.verbose_json(has_segments), headers)
     return Response(transcript.plain(form.response_format), headers=headers, media_type=PLAIN_TEXT)
 
 

@@ -68,7 +68,7 @@ class TranscriptionForm(SoundForm):
         None, description="The language that is spoken, by its code or its name; found out when not given."
     )
     timestamp_granularities: Items[Literal["segment", "word"]] = Field(
-        [], description="What verbose_json gives times of: only `segment`."
+        [], description="What verbose_json gives times of; segments when not given."
     )
     include: Items[Literal["logprobs"]] = Field([], description="`logprobs`: those of the tokens, in json.")
     stream: bool = Field(False, description="Answer as server-sent events while tokens come: json and text only.")
@@ -85,8 +85,6 @@ class TranscriptionForm(SoundForm):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if "word" in self.timestamp_granularities:
-            raise UnsupportedError("times of words are not supported: segment", param="timestamp_granularities")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidRequestError("needs response_format=verbose_json", param="timestamp_granularities")
         if self.include and self.response_format != "json":
@@ -94,6 +92,16 @@ class TranscriptionForm(SoundForm):
         if self.stream and self.is_timed:
             raise UnsupportedError(f"only json and text stream, not {self.response_format}", param="response_format")
         return self
+
+    @property
+    def has_words(self) -> bool:
+        """True if words come with their times."""
+        return "word" in self.timestamp_granularities
+
+    @property
+    def has_segments(self) -> bool:
+        """True if segments do."""
+        return not self.timestamp_granularities or "segment" in self.timestamp_granularities
 
 
 class TranslationForm(SoundForm):

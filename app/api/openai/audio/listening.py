@@ -18,6 +18,7 @@ from app.api.engine_client import EngineClient, RouteInfo
 from app.api.generation.events import Event
 from app.api.http.errors import ClientDisconnected
 from app.api.http.work_pool import RequestWork
+from app.api.openai.audio.alignment import WARP_S_PER_CELL, token_ends
 from app.api.openai.audio.attempts import Ask, Attempt, Detected, PieceRequests
 from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
@@ -33,6 +34,7 @@ class Heard:
 
     piece: Piece
     attempt: Attempt
+    ends_s: Sequence[float] = ()  # when each of its tokens was heard, from the piece's begin; (): nobody asked
 
     @property
     def is_silence(self) -> bool:
@@ -65,7 +67,8 @@ class Listening:
         self._pieces = pieces
         self._field = field
         self._is_live = is_live
-        self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, ask.speech.num_bytes)
+        each = ask.speech.num_bytes + (ask.speech.alignment_bytes if ask.has_words else 0)
+        self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, each)
         self._events: list[list[Event]] = [[] for _ in pieces]
         self._current = 0  # the piece whose events go out
         self._done: dict[int, Heard] = {}
@@ -141,9 +144,10 @@ class Listening:
         try:
             requests = await self._requests(index, piece) if first is None else first[0]
             attempt = await self._best(requests, None if first is None else first[1].no_speech)
+            ends_s = await self._ends(requests, piece, attempt) if self.ask.has_words else ()
         finally:
             self._turns.give_back()
-        self._done[index] = Heard(piece, attempt)
+        self._done[index] = Heard(piece, attempt, ends_s)
         self._wake.set()
 
     async def _best(self, requests: PieceRequests, no_speech: float | None) -> Attempt:
@@ -159,6 +163,16 @@ class Listening:
             if not attempt.should_be_repeated:
                 break
         return attempt
+
+    async def _ends(self, requests: PieceRequests, piece: Piece, attempt: Attempt) -> Sequence[float]:
+        """When the tokens of an attempt were heard; the last one, behind which nothing is known, with the one before
+        it."""
+        speech, count = self.ask.speech, len(attempt.output.token_ids)
+        if attempt.is_silence or count < 2:
+            return [0.0] * count
+        weights = await requests.align(attempt, self.language, speech.num_positions(piece))
+        ends = await self._work.run_later(WARP_S_PER_CELL * weights.size, token_ends, weights, speech.info.timestamp_s)
+        return [*ends, ends[-1]]
 
     async def _attempt(self, requests: PieceRequests, temperature: float) -> Attempt:
         choice = requests.choice(self.language, temperature)

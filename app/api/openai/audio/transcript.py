@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.api.http.work_pool import DECODE_S_PER_TOKEN, WRITE_S_PER_LOGPROB
@@ -12,6 +12,7 @@ from app.api.openai.audio.attempts import Ask
 from app.api.openai.audio.listening import Heard
 from app.api.openai.audio.segments import Segment, segments_of
 from app.api.openai.audio.subtitles import srt, vtt
+from app.api.openai.audio.words import WITHOUT_SPACES, Word, words_of
 from app.api.openai.logprobs import chat_position
 from app.records.step import TokenLogprobs
 from app.text.languages import name_of
@@ -71,14 +72,36 @@ class Transcript:
             body["logprobs"] = token_logprobs(entries, self.ask)
         return {**body, "usage": self._duration()}
 
-    def verbose_json(self) -> dict[str, Any]:
-        """`verbose_json`: language, length and segments, too."""
+    def words(self) -> list[Word]:
+        """All words in order, with their times in the sound."""
+        first = self.ask.speech.info.first_timestamp
+        return [
+            word
+            for one in self.spoken
+            for word in words_of(
+                one.attempt.output.token_ids,
+                one.ends_s,
+                lambda token: self.ask.speech.is_text(token, self.ask.model.tokenizer),
+                lambda token: first is not None and token >= first,
+                self._decode,
+                (one.piece.begin_s, one.piece.end_s),
+                has_spaces=self.language not in WITHOUT_SPACES,
+            )
+        ]
+
+    def verbose_json(self, has_segments: bool = True) -> dict[str, Any]:
+        """`verbose_json`: language, length, segments and words, too, as far as they are wanted."""
+        timed: dict[str, Any] = {}
+        if self.ask.has_words:
+            timed["words"] = [asdict(word) for word in self.words()]
+        if has_segments:
+            timed["segments"] = [_described(i, segment, one) for i, (segment, one) in enumerate(self.segments())]
         return {
             "task": self.ask.task,
             "language": "english" if self.ask.task == "translate" else name_of(self.language or "en"),
             "duration": self.seconds,
             "text": self.text,
-            "segments": [_described(i, segment, one) for i, (segment, one) in enumerate(self.segments())],
+            **timed,
             "usage": self._duration(),
         }
 

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from app.config.media import MediaConfig
 from app.media.audio.reader import SoundReader
+from app.records.alignment_ask import AlignmentAsk
 from app.records.encoder_input import EncoderInput
-from app.records.outputs import EngineOutput
+from app.records.outputs import EngineOutput, PooledResult
 from app.records.request import EngineRequest
 from app.records.step import TokenLogprobs
 from app.text.model_speech import ModelSpeech
@@ -56,6 +59,7 @@ def write_speech_model(path: Path, languages: tuple[str, ...] = LANGUAGES) -> Pa
         "decoder_start_token_id": ids["<|startoftranscript|>"],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "lang_to_id": {f"<|{code}|>": ids[f"<|{code}|>"] for code in languages},
+        "alignment_heads": [[0, 1], [0, 3]],
         "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")} if languages else {},
     }
     (path / "config.json").write_text(json.dumps(config))
@@ -88,6 +92,14 @@ def with_speech(model: ServedModel) -> ServedModel:
     return model
 
 
+def diagonal(request: EngineRequest, ask: AlignmentAsk) -> NDArray[np.float32]:
+    """Each token is heard two positions, 0.04 s, behind the one before."""
+    weights = np.zeros((len(request.prompt_token_ids) - ask.first, ask.num_positions), np.float32)
+    for token in range(len(weights)):
+        weights[token, 2 * token + 1 : 2 * token + 3] = 1.0
+    return weights
+
+
 class Transcriber(ScriptedClient):
     """Says by a script what it hears: a text, or tokens, for a piece's request; logprobs and languages as told."""
 
@@ -97,6 +109,7 @@ class Transcriber(ScriptedClient):
         self.says: Callable[[EngineRequest], str | list[int]] = lambda request: " Hello"
         self.logprob: Callable[[EngineRequest], float] = lambda request: -0.1
         self.hears = "en"
+        self.aligns: Callable[[EngineRequest, AlignmentAsk], NDArray[np.float32]] = diagonal
         self.no_speech = 0.01
 
     def ids(self, text: str) -> list[int]:
@@ -111,7 +124,8 @@ class Transcriber(ScriptedClient):
     @property
     def transcripts(self) -> list[EngineRequest]:
         """Requests for texts, in the order in which they came."""
-        return [request for request in self.requests if request.sampling.logprob_token_ids is None]
+        others = [request for request in self.requests if request.sampling.logprob_token_ids is None]
+        return [request for request in others if request.asked(AlignmentAsk) is None]
 
     @property
     def detections(self) -> list[EngineRequest]:
@@ -123,6 +137,10 @@ class Transcriber(ScriptedClient):
         named = request.sampling.logprob_token_ids
         if named is not None:
             yield self._detected(request, list(named))
+            return
+        if (ask := request.asked(AlignmentAsk)) is not None:
+            pooled = PooledResult.of(self.aligns(request, ask))
+            yield EngineOutput(request.request_id, [5], "length", pooled=pooled)
             return
         said = self.says(request)
         tokens = [*(self.ids(said) if isinstance(said, str) else said), self.model.info.eos_token_ids[0]]

@@ -23,6 +23,7 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 from app.api.openai.audio.forms import TranscriptionForm
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
+from app.records.alignment_ask import AlignmentAsk
 from app.records.encoder_input import EncoderInput
 from app.records.transcription_rules import TranscriptionRules
 from tests import limits
@@ -164,6 +165,79 @@ def test_verbose_json(client: Transcriber, sdk: openai.OpenAI) -> None:
     rules = request.asked(TranscriptionRules)
     assert rules is not None
     assert rules.times is not None
+
+
+def test_times_of_words(client: Transcriber, sdk: openai.OpenAI) -> None:
+    """Each token is heard 0.04 s behind the one before; the first one, a time, at once."""
+    client.says = lambda request: "<|0.00|> one, two<|0.44|>"
+    options: dict[str, Any] = {"file": named(HALF), "model": "whisper", "response_format": "verbose_json"}
+    verbose = sdk.audio.transcriptions.create(**options, timestamp_granularities=["word"])
+    TranscriptionVerbose.model_validate(verbose.to_dict(), strict=True)
+    assert verbose.segments is None
+    assert [one.word for one in verbose.words] == ["one,", "two"]
+    first, second = verbose.words
+    assert 0.0 == first.start < first.end == second.start < second.end <= 0.5
+    both = sdk.audio.transcriptions.create(
+        **{**options, "file": named(HALF)}, timestamp_granularities=["word", "segment"]
+    )
+    assert both.words == verbose.words
+    assert both.segments is not None
+    asked = [request for request in client.requests if request.asked(AlignmentAsk) is not None]
+    (transcript, _), (aligned, _) = client.transcripts, asked
+    end = client.model.info.eos_token_ids[0]
+    assert aligned.prompt_token_ids == [*transcript.prompt_token_ids, *client.ids("<|0.00|> one, two<|0.44|>")]
+    assert end not in aligned.prompt_token_ids
+    ask = aligned.asked(AlignmentAsk)
+    assert ask == AlignmentAsk(len(transcript.prompt_token_ids), 25)
+    plain = sdk.audio.transcriptions.create(**{**options, "file": named(HALF)})
+    assert plain.words is None
+    assert len([request for request in client.requests if request.asked(AlignmentAsk) is not None]) == 2
+
+
+def test_times_of_words_are_those_of_the_file(client: Transcriber, sdk: openai.OpenAI) -> None:
+    client.says = lambda request: "<|0.00|> one two<|0.44|>"
+    verbose = sdk.audio.transcriptions.create(
+        file=named(LONG), model="whisper", response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    begins = [one.start for one in verbose.segments]
+    assert len(begins) >= 4
+    words = [one for one in verbose.words if one.word == "one"]
+    assert [one.start for one in words] == pytest.approx(begins, abs=0.006)
+
+
+def test_silence_has_no_words(client: Transcriber, sdk: openai.OpenAI) -> None:
+    client.logprob, client.no_speech = lambda request: -1.5, 0.9
+    verbose = sdk.audio.transcriptions.create(
+        file=named(HALF), model="whisper", response_format="verbose_json", timestamp_granularities=["word"]
+    )
+    assert verbose.words == []
+    assert all(request.asked(AlignmentAsk) is None for request in client.requests)
+
+
+@pytest.mark.parametrize(("change", "said"), [("heads", "alignment_heads"), ("stages", "pipeline_parallel_size=1")])
+def test_a_model_that_tells_no_times_of_words(
+    speech_dir: Path, tmp_path: Path, http_to: Callable[[Any], httpx.Client], change: str, said: str
+) -> None:
+    path = shutil.copytree(speech_dir, tmp_path / "other")
+    own = json.loads((path / "generation_config.json").read_text())
+    if change == "heads":
+        del own["alignment_heads"]
+    (path / "generation_config.json").write_text(json.dumps(own))
+    model = served_speech(path)
+    assert model.speech is not None
+    if change == "stages":
+        model.speech = replace(model.speech, num_stages=2)
+    client = Transcriber(model)
+    answer = http_to(create_app(client, RequestLimits())).post(
+        URL,
+        data={"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+        files={"file": HALF},
+    )
+    model.speech.reader.close()
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "timestamp_granularities"
+    assert said in answer.json()["error"]["message"]
+    assert client.requests == []
 
 
 def test_long_sounds_are_heard_piece_by_piece(client: Transcriber, sdk: openai.OpenAI) -> None:
@@ -335,7 +409,7 @@ def test_silence_is_no_text(client: Transcriber, sdk: openai.OpenAI) -> None:
     [
         ({"response_format": "diarized_json"}, "response_format", "who speaks"),
         ({"response_format": "xml"}, "response_format", "json"),
-        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"}, "timestamp_granularities", "words"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "verbose_json"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "verbose_json"),
         ({"include[]": "logprobs", "response_format": "text"}, "include", "json"),
         ({"include[]": "item"}, "include", "logprobs"),
