@@ -133,6 +133,22 @@ class BlockPool:
                 stored_parent, stored = block_hash, []
         self._announce(stored_parent, stored)
 
+    def unregister(self, blocks: Iterable[int]) -> None:
+        """These cached blocks, which nobody holds, are of no use: they are handed out first, and `on_evict` does not
+        hear of them."""
+        blocks, removed = list(blocks), []
+        for block in blocks:
+            block_hash = self._hashes[block]
+            assert block_hash is not None
+            del self._evictable[block], self._by_hash[block_hash]
+            self._hashes[block] = None
+            self._blank.append(block)
+            removed.append(block_hash)
+        if not self.residency.watched.isdisjoint(blocks):
+            self.residency.note_eviction(blocks)
+        if self.sink is not None and removed:
+            self.sink.report_removed(removed)
+
     def _announce(self, parent: bytes, stored: list[bytes]) -> None:
         if self.sink is not None and stored:
             self.sink.report_stored(parent, stored)

@@ -152,6 +152,17 @@ class KeptStates:
         self._kept.move_to_end(key, last=False)
         self._evict_first(key)
 
+    def drop(self, key: bytes) -> bool:
+        """An answer has left a deeper state: nobody else comes back to this one, and no tier is to take it in. False,
+        with nothing changed, where somebody did."""
+        kept = self._kept.get(key)
+        blocks = [block for part in self._parts(key) if (block := self._pool.find(part)) is not None]
+        if kept is None or kept.num_uses or any(map(self._pool.is_held, blocks)):
+            return False
+        self._forget(key)
+        self._pool.unregister(blocks)
+        return True
+
     def renew(self, keys: Iterable[bytes], after_step: int | None) -> None:
         """A request ends that left these states or went on from them: they are evicted after its blocks."""
         for key in keys:

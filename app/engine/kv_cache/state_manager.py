@@ -3,8 +3,8 @@
 A running request's state lies at its row and is overwritten by each step; to be found, a copy of it is kept
 (kept_states.py). Copies are taken where a step ends at a block's border: at the last full block of a prompt, where its
 messages end, where it leaves what is cached of another one's (a likely fork: Pan et al., "Marconi", 2024), every
-INTERVAL tokens, and every ROLLING tokens of an answer, unless drafts are verified: then the host hears too late where
-an answer's state stands. The copy itself is made by the workers before the next step of
+INTERVAL tokens, and at borders of an answer's blocks, at each where few requests run, unless drafts are verified: then
+the host hears too late where an answer's state stands. The copy itself is made by the workers before the next step of
 the request, in the order of the step messages: so whoever reads it in a later message finds what was written (I2).
 """
 
@@ -25,7 +25,10 @@ from app.records.state_pool import StatePool
 from app.records.step import StateCopies, StateCopy
 
 INTERVAL = 4096  # tokens of a long prompt between two copies
-ROLLING = 128  # tokens of an answer
+# Of answers, whose ends nobody knows in advance. A copy costs the device what some tokens of a prompt do: so many
+# running requests leave one at each block, twice as many at each second one, and none more rarely than every ROLLING
+# tokens. Then a step of up to 64 requests makes half a copy on average.
+FEW, ROLLING = 8, 128
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class _Copies:
     leaving: list[int] = field(default_factory=list)  # tokens
     left: dict[int, StatePlace] = field(default_factory=dict)
     path: list[bytes] = field(default_factory=list)  # states that it went on from or left, the deepest last
+    of_answer: bytes | None = None  # the last of them, where its answer left it
 
 
 class StateManager(KVCacheManager):
@@ -160,11 +164,17 @@ class StateManager(KVCacheManager):
     def grow_each(self, requests: list[Request]) -> list[list[int]]:
         """See KVCacheManager; each request decodes at a block's border."""
         if self._keeps_answers:
+            grain = self._answers_grain()
             for request in requests:
                 position = len(request.block_ids) * self.block_size
-                if position % ROLLING == 0 and request in self._running:
+                if position % grain == 0 and request in self._running:
                     self._leave(request, self._running[request], position)
         return super().grow_each(requests)
+
+    def _answers_grain(self) -> int:
+        """Tokens of an answer between two copies: a power of two of blocks."""
+        blocks = 1 << ((len(self._running) - 1) // FEW).bit_length()
+        return min(self.block_size * blocks, max(ROLLING, self.block_size))
 
     def _leave(self, request: Request, copies: _Copies, position: int) -> None:
         if position not in copies.leaving and position not in copies.left:
@@ -221,9 +231,12 @@ class StateManager(KVCacheManager):
             self._hash_up_to(request, position // self.block_size)
             key = request.block_hashes[position // self.block_size - 1]
             self._kept.keep(key, copies.left.pop(position), position == copies.shared)
-            if copies.path:
+            if copies.of_answer is not None and self._kept.drop(copies.of_answer):
+                copies.path.pop()
+            elif copies.path:
                 self._kept.supersede(copies.path[-1])
             copies.path.append(key)
+            copies.of_answer = None if position in copies.borders else key
             if position in copies.borders:
                 self._passed(request, copies, position)
 

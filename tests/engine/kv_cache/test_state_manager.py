@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from app.engine.kv_cache.state_manager import ROLLING, StateManager
+import pytest
+
+from app.engine.kv_cache.state_manager import FEW, ROLLING, StateManager
 from app.records.request_state import Request
 from app.records.state_pool import StatePool
 from app.records.step import StateCopy
@@ -85,6 +87,22 @@ def test_siblings_wait_for_a_state_that_is_coming() -> None:
     assert kv.num_coming(second, 0) == 0, "it will not come after all"
 
 
+def decode(kv: StateManager, requests: list[Request], num_tokens: int) -> list[int]:
+    """Each of them answers with so many tokens; a step comes back before the next one. Tokens behind which the first
+    one's state was copied."""
+    left = []
+    for _ in range(num_tokens):
+        for request in requests:
+            request.token_ids.append(1000 + request.num_tokens)
+        kv.grow_each([request for request in requests if kv.num_slots(request) < request.num_tokens])
+        copies = kv.take_state_copies()
+        if copies is not None and copies.stores:
+            left.append(requests[0].num_tokens - 1)
+        for request in requests:
+            kv.publish(request, request.num_tokens)
+    return left
+
+
 def test_the_latest_state_of_an_answer_stays() -> None:
     kv = manager(num_kept=3)
     other = make_request(kv, [*range(500, 506)])
@@ -92,16 +110,50 @@ def test_the_latest_state_of_an_answer_stays() -> None:
     kv.free(other, None)
     request = make_request(kv, list(range(6)))
     prefill(kv, request)
-    for position in range(8, 2 * ROLLING + 8, SIZE):
-        request.token_ids += range(position + 1000, position + 1000 + SIZE)
-        kv.grow_each([request])
-        kv.take_state_copies()
-        kv.publish(request, position)
-    assert kv.num_states == 3
+    decode(kv, [request], 30 * SIZE)
+    assert kv.num_states == 2, "an answer's earlier ones are gone, and its prompt's had to give way"
     kv.free(request, None)
+    kv.pool.check()
     assert kv.find_prefix(make_request(kv, [*range(500, 506)])).num_blocks == 1, "its own earlier ones go first"
+
+
+def test_answers_displace_nothing_but_their_own_states() -> None:
+    """However long one gets: what it has left lies in as many blocks as two copies take."""
+    kv = StateManager(100, SIZE, StatePool(64, None, 3), hash_key=b"key")
+    other = make_request(kv, [*range(500, 510)])
+    prefill(kv, other)
+    kv.free(other, None)
+    request = make_request(kv, list(range(7)))
+    prefill(kv, request)
+    assert kv.pool.num_cached == 2 + 3 + 1 + 3, "blocks of both prompts, and a state behind each"
+    decode(kv, [request], 40 * SIZE)
+    assert kv.pool.num_cached == 2 + 3 + 41 + 3 + 3
+    kv.free(request, None)
+    assert kv.num_states == 3
+    kv.pool.check()
+
+
+@pytest.mark.parametrize("length", range(6, 6 + 2 * SIZE))
+def test_a_next_turn_finds_all_full_blocks_of_an_answer(length: int) -> None:
+    kv = manager()
+    request = make_request(kv, list(range(7)))
+    prefill(kv, request)
+    decode(kv, [request], length)
+    kv.free(request, None)
     follow_up = make_request(kv, [*request.token_ids, 1, 2, 3])
-    assert kv.find_prefix(follow_up).num_blocks * SIZE == 2 * ROLLING
+    assert kv.find_prefix(follow_up).num_blocks == (7 + length - 1) // SIZE
+
+
+@pytest.mark.parametrize(
+    ("running", "blocks"), [(1, 1), (FEW, 1), (FEW + 1, 2), (2 * FEW + 1, 4), (50 * FEW, ROLLING // SIZE)]
+)
+def test_many_answers_leave_states_more_rarely(running: int, blocks: int) -> None:
+    kv = StateManager(40 * running + 400, SIZE, StatePool(64, running + 50), hash_key=b"key")
+    requests = [make_request(kv, [10_000 * number, 1, 2]) for number in range(running)]
+    for request in requests:
+        prefill(kv, request)
+    left = decode(kv, requests[:1], 40 * SIZE)
+    assert left == list(range(blocks * SIZE, 41 * SIZE, blocks * SIZE))
 
 
 def test_slots_are_evicted_least_recently_used_first_and_never_lost() -> None:

@@ -203,10 +203,9 @@ def test_states_of_16_bits(name: str) -> None:
 def test_a_hit_at_every_kept_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where answers left them; and one that another replica began goes on from what this one keeps."""
     monkeypatch.setattr(state_manager, "INTERVAL", 32)
-    monkeypatch.setattr(state_manager, "ROLLING", 16)
     directory, first = directory_of(name), prompts((120,))[0]
     judge = hf_model(directory)
-    with started(directory, max_num_seqs=2, num_blocks=400, max_model_len=256) as core:
+    with started(directory, max_num_seqs=4, num_blocks=400, max_model_len=256) as core:
 
         def ask(number: int, request: EngineRequest, expected: list[int]) -> int:
             results = run(core, [replace(request, request_id=str(number))])
@@ -219,13 +218,13 @@ def test_a_hit_at_every_kept_position(name: str, monkeypatch: pytest.MonkeyPatch
         answer = hf_greedy(judge, first, 24)
         assert ask(0, request(first, 24), answer) == 0
         whole = [*first, *answer]
-        kept = [32, 64, 96, 112, 128]
+        kept = [32, 64, 96, 112, 136]
         for number, place in enumerate(reversed(kept), 1):  # a shallower one is a fork of what is there
             prompt = [*whole[: place + 1], (whole[place + 1] + 1) % 300, 7, 8]
             assert ask(number, request(prompt), hf_greedy(judge, prompt, MAX_TOKENS)) == place
-        elsewhere = replace(request(first, 24), output_token_ids=answer[:15])
-        assert ask(9, elsewhere, answer[15:]) == 0, "its client has been told of the first replica's"
-        assert core.stats().figures["prefix_cache_hits"] >= sum(kept) + 128
+        elsewhere = replace(request(first, 24), output_token_ids=answer[:17])
+        assert ask(9, elsewhere, answer[17:]) == 0, "its client has been told of the first replica's"
+        assert core.stats().figures["prefix_cache_hits"] >= sum(kept) + 136
         assert_idle(core)
 
 
