@@ -25,7 +25,7 @@ from app.records.state_pool import StatePool
 from app.records.step import StateCopies, StateCopy
 
 INTERVAL = 4096  # tokens of a long prompt between two copies
-# Of answers, whose ends nobody knows in advance. A copy costs the device what some tokens of a prompt do: so many
+# Nobody knows in advance where an answer ends. A copy costs the device what some tokens of a prompt do: so many
 # running requests leave one at each block, twice as many at each second one, and none more rarely than every ROLLING
 # tokens. Then a step of up to 64 requests makes half a copy on average.
 FEW, ROLLING = 8, 128
