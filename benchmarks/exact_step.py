@@ -1,9 +1,11 @@
-"""What `deterministic: batch` costs on a CPU: steps of two workers of one model, with it and without it, in turns.
+"""What `deterministic: batch` costs: steps with it and without it.
 
     python -m benchmarks.exact_step [--model llama-100m] [--dtypes bfloat16 float32] [--rounds 5]
+    python -m benchmarks.exact_step --gpu [--model llama-8b] [--batches 1 32 256] [--lengths 2048 8192]
 
-Figures are the least of all rounds, as other jobs on the machine only ever add; weights are random
-(benchmarks/shapes.py), one thread.
+On a CPU two workers of one model step in turns, on one thread; figures are the least of all rounds, as other jobs on
+the machine only ever add. On a GPU two engines run one after the other, as in benchmarks.latency and
+benchmarks.prefill. Weights are random (benchmarks/shapes.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from pathlib import Path
 
 from app.config.engine import EngineConfig
 from app.worker.worker import Worker
+from benchmarks import latency, prefill
 from benchmarks.cpu_step import CHUNK, Batch
+from benchmarks.offline import make_llm
 from benchmarks.shapes import write_shape
 
 WAYS = ("off", "batch")
@@ -43,18 +47,44 @@ def seconds(worker: Worker, size: int, context: int) -> tuple[float, float]:
     return prefill, decode
 
 
+def on_gpu(shape: str, batches: list[int], lengths: list[int], steps: int) -> None:
+    """Print a table of an engine's steps."""
+    found: dict[str, list[float]] = {}
+    for way in WAYS:
+        with make_llm(shape, dtype="bfloat16", deterministic=way) as llm:
+            print(*llm.worker_info.notes, sep="\n", flush=True)
+            for batch in batches:
+                row = latency.measure(llm, shape, batch, steps=steps)
+                found.setdefault(f"decode step, {batch} x {latency.CONTEXT}", []).append(row["step_ms"])
+                found.setdefault(f"decode step on the device, {batch}", []).append(row["device_ms"])
+            for length in lengths:
+                row = prefill.measure(llm, shape, length, repeats=4)
+                found.setdefault(f"prefill of {length}", []).append(row["best_ms"])
+    print(f"| {shape}, bfloat16 | off, ms | batch, ms | ratio |\n|---|---|---|---|")
+    for name, (off, exact) in found.items():
+        print(f"| {name} | {off:.2f} | {exact:.2f} | {exact / off:.3f} |", flush=True)
+
+
 def main() -> None:
     """Print a table for each type."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama-100m")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--steps", type=int, default=latency.STEPS)
+    parser.add_argument("--model")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    if args.gpu:
+        on_gpu(args.model or "llama-8b", args.batches, args.lengths, args.steps)
+        return
+    model = args.model or "llama-100m"
     with tempfile.TemporaryDirectory() as folder:
-        directory = write_shape(args.model, Path(folder))
+        directory = write_shape(model, Path(folder))
         for dtype in args.dtypes:
             workers = [start(directory, dtype, way) for way in WAYS]
-            print(f"| {args.model}, {dtype} | off, ms | batch, ms | ratio |\n|---|---|---|---|")
+            print(f"| {model}, {dtype} | off, ms | batch, ms | ratio |\n|---|---|---|---|")
             for size, context in CASES:
                 rounds = [[seconds(worker, size, context) for worker in workers] for _ in range(args.rounds)]
                 for number, name in enumerate(("prefill", "decode step")):
