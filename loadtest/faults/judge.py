@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,9 +37,13 @@ class Verdict:
     why: str = ""
 
 
-def judge(reply: Reply, golden: Answer) -> Verdict:
-    """The worst that can be said of the reply."""
-    if difference := _difference(reply.answer, golden):
+Equal = Callable[[Any, Any], bool]
+
+
+def judge(reply: Reply, golden: Answer, *, is_exact: bool = False) -> Verdict:
+    """The worst that can be said of the reply. `is_exact`: of a server whose logits are the same to the bit whatever
+    runs beside a request (`deterministic`), so that nothing may differ by rounding."""
+    if difference := _difference(reply.answer, golden, operator.eq if is_exact else _equal):
         return Verdict("wrong", difference)
     if reply.end == "hung":
         return Verdict("hung", f"{len(reply.times)} events, then nothing")
@@ -52,7 +58,7 @@ def judge(reply: Reply, golden: Answer) -> Verdict:
     return Verdict("ok") if reply.answer.is_whole else Verdict("cut", f"ended after {len(reply.times)} events")
 
 
-def _difference(answer: Answer, golden: Answer) -> str:
+def _difference(answer: Answer, golden: Answer, equal: Equal) -> str:
     """The first; empty when the answer equals the golden one, or is a beginning of it and not whole."""
     if answer.faults:
         return answer.faults[0]
@@ -60,23 +66,23 @@ def _difference(answer: Answer, golden: Answer) -> str:
         if fault := _text(answer.texts.get(name, ""), golden.texts.get(name, ""), answer.is_whole):
             return f"{name}: {fault}"
     for name in answer.lists.keys() | golden.lists.keys():
-        if fault := _list(answer.lists.get(name, []), golden.lists.get(name, []), answer.is_whole):
+        if fault := _list(answer.lists.get(name, []), golden.lists.get(name, []), answer.is_whole, equal):
             return f"{name}: {fault}"
     names = answer.ends.keys() | golden.ends.keys() if answer.is_whole else answer.ends.keys()
     for name in names:
-        if not _equal(answer.ends.get(name), golden.ends.get(name)):
-            return f"{name}{_where(answer.ends.get(name), golden.ends.get(name))}"
+        if not equal(answer.ends.get(name), golden.ends.get(name)):
+            return f"{name}{_where(answer.ends.get(name), golden.ends.get(name), equal)}"
     return ""
 
 
-def _where(value: Any, golden: Any) -> str:
+def _where(value: Any, golden: Any, equal: Equal) -> str:
     """The path to the first difference within two values that are not equal, and what is there."""
     if isinstance(value, dict) and isinstance(golden, dict) and value.keys() == golden.keys():
-        name = next(name for name in value if not _equal(value[name], golden[name]))
-        return f".{name}{_where(value[name], golden[name])}"
+        name = next(name for name in value if not equal(value[name], golden[name]))
+        return f".{name}{_where(value[name], golden[name], equal)}"
     if isinstance(value, list) and isinstance(golden, list) and len(value) == len(golden):
-        at = next(at for at, (one, other) in enumerate(zip(value, golden, strict=True)) if not _equal(one, other))
-        return f"[{at}]{_where(value[at], golden[at])}"
+        at = next(at for at, (one, other) in enumerate(zip(value, golden, strict=True)) if not equal(one, other))
+        return f"[{at}]{_where(value[at], golden[at], equal)}"
     if isinstance(value, str) and isinstance(golden, str):
         return f": {_text(value, golden, is_whole=True)}"
     return f": {_short(value)} for {_short(golden)}"
@@ -89,9 +95,9 @@ def _text(text: str, golden: str, is_whole: bool) -> str:
     return f"at character {at} of {len(golden)}: {text[at : at + _SHOWN]!r} for {golden[at : at + _SHOWN]!r}"
 
 
-def _list(items: list[Any], golden: list[Any], is_whole: bool) -> str:
+def _list(items: list[Any], golden: list[Any], is_whole: bool, equal: Equal) -> str:
     for at, (item, expected) in enumerate(zip(items, golden, strict=False)):
-        if not _equal(item, expected):
+        if not equal(item, expected):
             return f"item {at} of {len(golden)}: {_short(item)} for {_short(expected)}"
     if len(items) > len(golden) or (is_whole and len(items) < len(golden)):
         return f"{len(items)} items for {len(golden)}"

@@ -51,7 +51,8 @@ class Series:
             self._close()
             self._site = self._stack.enter_context(Site(shape))
             try:
-                self._goldens = asyncio.run(Goldens.record(self._site.base_url, self._asks, GOLDEN_S))
+                recording = Goldens.record(self._site.base_url, self._asks, GOLDEN_S, is_exact=shape.is_exact)
+                self._goldens = asyncio.run(recording)
             except RuntimeError as error:
                 log = self._site.log()[-4000:]
                 self._close()

@@ -32,6 +32,7 @@ class Shape:
     redis: bool = False
     has_link: bool = False  # the second node in a network of its own, behind relay.py
     module: tuple[str, ...] = ("ray.serve.scripts", "run")
+    is_exact: bool = False  # answers are the same to the bit, whatever runs beside a request
 
     def edit(self, config: dict[str, Any]) -> None:
         """Change the loaded YAML."""
@@ -61,6 +62,12 @@ def _much_memory(args: dict[str, Any]) -> None:
     model["engine"]["kv_cache_memory_bytes"] = 768 << 20
 
 
+def _exact(args: dict[str, Any]) -> None:
+    """Logits in bf16 that do not depend on the rest of a step."""
+    (model,) = args["models"]
+    model["engine"] |= {"dtype": "bfloat16", "deterministic": "batch"}
+
+
 # Ray looks for a dead node every three seconds, five times: made for clusters of thousands.
 _WATCHFUL = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
 _PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
@@ -69,6 +76,7 @@ _OWN_CLOCK = {"LD_PRELOAD": "{tmp}/library.so", "MANTA_CLOCK": "{tmp}/clock"}
 
 PAIR = Shape("pair")
 WORKER_GROUP = Shape("worker_group", _worker_group, num_workers=4)
+EXACT = Shape("exact", _exact, is_exact=True)
 LITTLE_MEMORY = Shape("little memory", _little_memory)
 ROOMY = Shape("much memory", _much_memory)
 NODES = Shape("two nodes", num_nodes=2, node_cpus=1, environ=_WATCHFUL)

@@ -10,7 +10,7 @@ import signal
 import psutil
 
 from loadtest.faults.fault import Fault, Heal, Strike
-from loadtest.faults.shapes import WORKER_GROUP
+from loadtest.faults.shapes import EXACT, WORKER_GROUP
 from loadtest.faults.site import Site
 
 _GOES_S = 120.0  # that a process may take to end in good order
@@ -80,6 +80,8 @@ FAULTS = (
     kill("worker_killed", 1, "the worker of a replica: SIGKILL", "worker"),
     kill("rank_killed", 1, "one of two tensor-parallel workers: SIGKILL", "worker", shape=WORKER_GROUP),
     kill("engine_killed", 2, "an engine replica: SIGKILL", "engine"),
+    kill("exact_engine_killed", 2, "one of two in bf16, `deterministic: batch`, judged to the bit: SIGKILL", "engine",
+         shape=EXACT),
     kill(
         "all_engines_killed", 3, "both engine replicas: SIGKILL", "engine", every=True,
         why="no replica is left until a new one has started",

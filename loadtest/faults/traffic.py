@@ -20,13 +20,14 @@ PROBE_LIMIT_S = 20.0
 class Goldens:
     """The answers of undisturbed requests."""
 
-    def __init__(self, replies: Mapping[str, Reply]) -> None:
-        self._replies = replies
+    def __init__(self, replies: Mapping[str, Reply], *, is_exact: bool = False) -> None:
+        self._replies, self._is_exact = replies, is_exact
         self.size = sum(reply.answer.size() for reply in replies.values())
 
     @classmethod
-    async def record(cls, base_url: str, asks: Sequence[Ask], limit_s: float) -> Goldens:
-        """Ask everything at once, with nobody else there. RuntimeError when an answer is not whole."""
+    async def record(cls, base_url: str, asks: Sequence[Ask], limit_s: float, *, is_exact: bool = False) -> Goldens:
+        """Ask everything at once, with nobody else there. RuntimeError when an answer is not whole. `is_exact`: others
+        are held against these to the bit."""
         async with client(base_url) as http:
             replies = [Reply(ask) for ask in [*asks, probe()]]
             await asyncio.gather(*(send(http, reply, limit_s) for reply in replies))
@@ -34,11 +35,11 @@ class Goldens:
             if not reply.answer.is_whole or reply.answer.faults:
                 what = reply.refusal or reply.broke or reply.answer.error or reply.answer.faults or reply.end
                 raise RuntimeError(f"{reply.ask.name} fails without any fault: {what}")
-        return cls({reply.ask.name: reply for reply in replies})
+        return cls({reply.ask.name: reply for reply in replies}, is_exact=is_exact)
 
     def judge(self, reply: Reply) -> Verdict:
         """The reply's verdict."""
-        return judge(reply, self._replies[reply.ask.name].answer)
+        return judge(reply, self._replies[reply.ask.name].answer, is_exact=self._is_exact)
 
 
 @dataclass(slots=True)

@@ -130,13 +130,16 @@ def test_a_number_of_an_event_that_comes_twice_or_never() -> None:
         assert verdict(received(RESPONSES, broken), golden) == "wrong"
 
 
-def test_logprobs_may_differ_by_rounding_only() -> None:
+def test_logprobs_may_differ_by_rounding_only_and_not_at_all_where_they_are_exact() -> None:
     golden = received(CHAT, chat())
     for change, kind in ((1e-6, "ok"), (1e-2, "wrong")):
         events = chat()
         first: Any = events[0]
         first["choices"][0]["logprobs"]["content"][0]["logprob"] += change
         assert verdict(received(CHAT, events), golden) == kind
+        assert judge(received(CHAT, events), golden.answer, is_exact=True).kind == "wrong"
+    assert judge(received(CHAT, chat()), golden.answer, is_exact=True).kind == "ok"
+    assert judge(received(CHAT, chat()[:3]), golden.answer, is_exact=True).kind == "cut"
 
 
 def test_where_a_collected_body_differs() -> None:
