@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from app.backends import MODEL_CONFIGS
+from app.checkpoints.built_in import ASSETS as ASSETS
+from app.checkpoints.built_in import BUILT_IN_MODELS, built_in_directory
 from app.checkpoints.config_names import overridden, with_common_names
 from app.checkpoints.encoder_types import ENCODER_TYPES
 from app.checkpoints.fields.kinds import check, expect, token_ids, whole
@@ -22,11 +24,9 @@ from app.checkpoints.transformers_catalog import size_names
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 GENERATION_FILE = "generation_config.json"
 # What a model may say about its own sampling, as vLLM reads it.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-BUILT_IN_MODELS = ("tiny-chat", "tiny-chat-draft")
 Runner = Literal["generate", "pooling"]
 # What older families call the sizes.
 _OTHER_NAMES = {
@@ -110,7 +110,7 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Directory of a model given by path, by the name of a built-in one or by that of a hub's, whose description (all
     but the weights) is downloaded; of a GGUF file, one that describes it. CheckpointError says why it is none."""
-    path = ASSETS / model if model in BUILT_IN_MODELS else Path(model).expanduser()
+    path = built_in_directory(model) if model in BUILT_IN_MODELS else Path(model).expanduser()
     if not path.exists() and (repository := repository_of(model)) is not None:
         path = _described(model, repository, revision, download_dir)
     elif revision is not None:

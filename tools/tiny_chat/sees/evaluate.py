@@ -68,10 +68,14 @@ def single_shapes() -> str:
 
 def card(metrics: dict[str, Any]) -> str:
     """README.md of the model."""
-    families, report = metrics["families"], metrics["training"]
+    families, runs = metrics["families"], metrics["training"]
     rows = "\n".join(
         f"| {name} | {n} / {metrics['per_family']} | {100 * n / metrics['per_family']:.1f} % | {HELD[name]} |"
         for name, n in families.items()
+    )
+    trained = "\n".join(
+        f"| {i} | {run['steps']:,} | {run['seconds']:.0f} | {run['pictures_drawn']:,} |"
+        for i, run in enumerate(runs, 1)
     )
     share = sum(families.values()) / (metrics["per_family"] * len(families))
     return f"""# tiny-chat-sees
@@ -89,10 +93,14 @@ vocabulary that byte 0xFF had, which no text holds, so neither the vocabulary no
 
 ## Training
 
-On {metrics["date"]}, {report["device"]}, torch {report["torch"]}: {report["steps"]:,} steps of {report["batch"]:,} rows in {report["seconds"]:.0f} s, {report["pictures_drawn"]:,} pictures,
-each drawn by a script (`tools/tiny_chat/sees/`) with one to four questions: `python -m tools.tiny_chat.sees.train --out DIR`. tiny-chat's
-weights were left as they are; gradients went through them. One row in a few also holds a question of tiny-chat's own families, so that
-talk beside a picture stays what it was.
+On {metrics["date"]}, {runs[0]["device"]}, torch {runs[0]["torch"]}: `python -m tools.tiny_chat.sees.train --out DIR`, then again with `--init`
+of what the run before had left. Every picture is drawn by a script (`tools/tiny_chat/sees/`), with one to four questions. tiny-chat's weights were left
+as they are; gradients went through them. Some rows also hold a question of tiny-chat's own families, so that talk beside a picture stays
+what it was.
+
+| run | steps of {runs[0]["batch"]:,} rows | seconds | pictures drawn |
+| --- | --- | --- | --- |
+{trained}
 
 ## Held-out accuracy
 
@@ -116,16 +124,18 @@ def main() -> None:
     """Measure, and write metrics.json and the card."""
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--per-family", type=int, default=100)
-    ap.add_argument("--report", type=Path, help="report.json of the training; without one only the accuracy is printed")
+    ap.add_argument(
+        "--reports", type=Path, nargs="*", help="report.json of each run of the training; without, accuracy is printed"
+    )
     ap.add_argument("--date", default="")
     args = ap.parse_args()
     with LLM("tiny-chat-sees", device="cpu", num_threads=1, max_model_len=512) as llm:
         found = {name: right_of(llm, name, args.per_family, "card") for name in scenes.FAMILIES}
     for name, n in found.items():
         print(f"{name:10} {n} / {args.per_family}")
-    if args.report is None:
+    if not args.reports:
         return
-    training = json.loads(args.report.read_text(encoding="utf-8"))
+    training = [json.loads(report.read_text(encoding="utf-8")) for report in args.reports]
     metrics = {"date": args.date, "per_family": args.per_family, "families": found, "training": training}
     (OWN / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
     (OWN / "README.md").write_text(card(metrics), encoding="utf-8")

@@ -33,7 +33,7 @@ def tokenizer() -> Tokenizer:
 def conversation(rng: Rng, scene: scenes.Scene) -> list[Message]:
     """One to four turns of which the first shows the picture; now and then other talk before, within or behind."""
     turns: list[Message] = []
-    for number in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
+    for number in range(rng.choice((1, 1, 2, 3, 4))):
         _, (ask, answer) = scenes.question(rng, scene)
         ask = ask and families.ask(rng, ask)
         if rng.random() < (0.05 if number == 0 else 0.15) and (other := _talk(rng)):

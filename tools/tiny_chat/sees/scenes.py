@@ -43,11 +43,14 @@ class Scene:
         shapes, colors = (Counter(one[i] for one in self.objects) for i in (0, 1))
         is_shapes, is_number, is_chart = (self.kind == kind for kind in ("shapes", "number", "chart"))
         digits = [int(d) for d in self.number] + [10] * (4 - len(self.number))
-        heights = dict(self.bars)
+        heights, groups = dict(self.bars), Counter(self.objects)
         row = [heights.get(color, 0) for color in COLORS]
         order = [COLORS.index(self.bars[i][0]) if i < len(self.bars) else 10 for i in range(5)]
+        pair = self.objects if self.axis else self.objects[:1] * 2  # the two objects of an axis, one by one
         facts = [
             (is_shapes, [len(self.objects), *(shapes[s] for s in SHAPES), *(colors[c] for c in COLORS)]),
+            (is_shapes, [groups[s, c] for s in SHAPES for c in COLORS]),
+            (bool(self.axis), [value for s, c in pair or [("star", "red")] * 2 for value in _classes(s, c)]),
             (is_number, digits),
             (is_chart, [len(self.bars), *row, *order]),
         ]
@@ -55,9 +58,13 @@ class Scene:
         return [kind] + [value if is_it else -1 for is_it, values in facts for value in values]
 
 
+def _classes(shape: str, color: str) -> tuple[int, int]:
+    return SHAPES.index(shape), COLORS.index(color)
+
+
 def scene(rng: Rng, held_out: bool, kind: Kind | None = None) -> Scene:
     """A scene of the training part, or of the other."""
-    kind = kind or rng.choices(("shapes", "number", "chart"), (5, 3, 3))[0]
+    kind = kind or rng.choices(("shapes", "number", "chart"), (6, 2, 2))[0]
     while True:
         drawn = {"shapes": _shapes, "number": _number, "chart": _chart}[kind](rng)
         if held(drawn.key) == held_out:
@@ -247,13 +254,16 @@ KINDS: dict[str, Kind] = {
     "number": "number",
     **dict.fromkeys(("bars", "tallest", "height"), "chart"),
 }
-WEIGHTS = {"count": 4.0, "describe": 2.5, "number": 4.0, "height": 4.0, "shape": 2.0, "tallest": 2.0}
+WEIGHTS = {
+    **{"count": 5.0, "count_all": 2.0, "color": 2.5, "is_there": 3.0, "place": 5.0, "describe": 2.5},
+    **{"shape": 2.0, "number": 3.0, "bars": 0.7, "tallest": 2.0, "height": 3.0},
+}
 
 
 def question(rng: Rng, s: Scene) -> tuple[str, QA]:
     """One question of those that the scene answers: its family, the words, the answer."""
     while True:
-        family = rng.choices(list(FAMILIES), [WEIGHTS.get(name, 1.5) for name in FAMILIES])[0]
+        family = rng.choices(list(FAMILIES), [WEIGHTS[name] for name in FAMILIES])[0]
         if KINDS.get(family, s.kind) == s.kind and (found := FAMILIES[family](rng, s)) is not None:
             return family, found
 

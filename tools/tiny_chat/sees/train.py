@@ -218,7 +218,7 @@ def main() -> None:
     while (frac := (time.time() - start) / args.seconds) < 1:
         scale = min(1.0, (step + 1) / 150) * min(1.0, (1 - frac) / 0.6) + 1e-4
         loss, told, right = loss_of(model, text, heads, pool.sample(args.batch))
-        (loss + 0.3 * (1 - frac) * told).backward()
+        (loss + 0.6 * (1 - frac) * told).backward()
         torch.nn.utils.clip_grad_norm_(rest, 1.0)
         for optimizer, lr in ((muon, args.lr), (adam, args.adam_lr)):
             for group in optimizer.param_groups:

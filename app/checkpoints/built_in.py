@@ -1,0 +1,78 @@
+"""The models that come with the code, by name.
+
+`tiny-chat-sees` is `tiny-chat` with a tower in front of it (LLaVA). Its own files hold the tower alone: the directory
+is put together in the user's cache, once, with the text's tensors under the names of published checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from app.checkpoints.safetensors_header import SafetensorsHeader
+from app.checkpoints.user_cache import made_once
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+TEXT, SEES = "tiny-chat", "tiny-chat-sees"
+BUILT_IN_MODELS = (TEXT, "tiny-chat-draft", SEES)
+FRONT = "front.safetensors"
+WEIGHTS = "model.safetensors"
+
+
+def built_in_directory(name: str) -> Path:
+    """The directory of one of BUILT_IN_MODELS."""
+    return _whole() if name == SEES else ASSETS / name
+
+
+@cache
+def _whole() -> Path:
+    """That of the model that sees, made anew once one of its files changes."""
+    files = sorted([*_files(ASSETS / SEES), ASSETS / TEXT / WEIGHTS])
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
+    return made_once("built-in", f"{SEES}-{digest.hexdigest()[:32]}", _put_together)
+
+
+def _files(directory: Path) -> list[Path]:
+    return [file for file in directory.iterdir() if file.is_file()]
+
+
+def _put_together(directory: Path) -> None:
+    directory.mkdir()
+    for file in _files(ASSETS / SEES):
+        if file.name != FRONT:
+            shutil.copyfile(file, directory / file.name)
+    shards = {
+        "model-00001-of-00002.safetensors": _as_text(ASSETS / TEXT / WEIGHTS),
+        "model-00002-of-00002.safetensors": _parsed(ASSETS / SEES / FRONT),
+    }
+    places = {}
+    for name, (header, data) in shards.items():
+        written = json.dumps(header).encode()
+        (directory / name).write_bytes(len(written).to_bytes(8, "little") + written + data)
+        places |= {tensor: name for tensor in header if tensor != "__metadata__"}
+    total = sum(len(data) for _, data in shards.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+_Parsed = tuple[Mapping[str, Any], bytes]  # the header of a safetensors file, and what stands behind it
+
+
+def _parsed(file: Path) -> _Parsed:
+    SafetensorsHeader.read(file)  # which checks it
+    content = file.read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:length]), content[length:]
+
+
+def _as_text(file: Path) -> _Parsed:
+    """The same with the names that tensors have in a model that sees."""
+    header, data = _parsed(file)
+    return {name if name == "__metadata__" else f"language_model.{name}": own for name, own in header.items()}, data
