@@ -52,7 +52,7 @@ def _put_together(directory: Path) -> None:
         "model-00001-of-00002.safetensors": _as_text(ASSETS / TEXT / WEIGHTS),
         "model-00002-of-00002.safetensors": _parsed(ASSETS / SEES / FRONT),
     }
-    places = {}
+    places: dict[str, str] = {}
     for name, (header, data) in shards.items():
         written = json.dumps(header).encode()
         (directory / name).write_bytes(len(written).to_bytes(8, "little") + written + data)
