@@ -37,6 +37,7 @@ _FETCHING = (
     "media/test_fetching.py::test_what_is_refused_is_not_looked_up",
 )
 _HOSTILE = "media/test_hostile.py::test_each_is_refused_or_a_picture"
+_HOSTILE_VIDEOS = "media/videos/test_hostile.py::test_each_is_refused_or_a_video"
 _IDENTITY = "media/test_reader.py::test_identity_is_of_pixels_settings_and_tenant"
 _OUTBOUND = "api/test_outbound.py::test_no_address_of_a_request_is_asked"
 _TENANTS = "api/http/test_auth.py::test_tenants_share_no_prefix_blocks"
@@ -192,8 +193,8 @@ KINDS = (
                 ("CVE-2026-22778", "CVE-2026-5497", "CVE-2026-105760", "CVE-2026-22773"),
                 "vLLM",
                 "videos and pictures that took all memory, or ran code when decoded",
-                "headers bound sizes before decoding, in processes with limits that may be killed; no videos",
-                (_HOSTILE, _TRUSTED),
+                "headers bound sizes before decoding, in processes with limits that may be killed",
+                (_HOSTILE, _HOSTILE_VIDEOS, _TRUSTED),
             ),
         ),
     ),

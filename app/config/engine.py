@@ -268,16 +268,16 @@ class EngineConfig(Frozen):
         description="Plugins that edit the logits of every step, in this order, before what requests ask for: what a "
         "grammar or allowed_token_ids rule out stays ruled out.",
     )
-    limit_mm_per_prompt: dict[Literal["image", "audio"], Annotated[int, Field(ge=0)]] = Field(
+    limit_mm_per_prompt: dict[Literal["image", "video", "audio"], Annotated[int, Field(ge=0)]] = Field(
         {},
-        description="Most pictures or sounds of one prompt, as {image: 4, audio: 1}; the ingress's media.max_images or "
-        "max_sounds where not given.",
+        description="Most pictures, videos or sounds of one prompt, as {image: 4, video: 1}; the ingress's "
+        "media.max_images, max_videos or max_sounds where not given.",
     )
     mm_processor_kwargs: dict[str, int] = Field(
         {},
         max_length=64,
-        description="Settings of the model's processor of pictures in place of the checkpoint's own, as {max_pixels: "
-        "1003520}; which there are depends on its family.",
+        description="Settings of the model's processors of pictures and videos in place of the checkpoint's own, as "
+        "{max_pixels: 1003520, num_frames: 16}; which there are depends on its family.",
     )
     num_threads: int | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""The limits of pictures and sounds that requests bring: the section `media` of the ingress."""
+"""The limits of pictures, videos and sounds that requests bring: the section `media` of the ingress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from app.config.frozen import Frozen
 
 
 class MediaConfig(Frozen):
-    """Pictures and sounds: what one may be, what reading it may take, and from where it may be fetched."""
+    """Pictures, videos and sounds: what one may be, what reading it may take, and from where it may be fetched."""
 
     max_image_bytes: int = Field(20 << 20, ge=1, description="Largest file of one picture.")
     max_image_pixels: int = Field(
@@ -16,12 +16,29 @@ class MediaConfig(Frozen):
     )
     max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
     max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
+    max_videos: int = Field(8, ge=0, description="Most videos of one request, whatever the model takes.")
+    max_video_bytes: int = Field(64 << 20, ge=1, description="Largest file of one video.")
+    max_video_s: float = Field(
+        3600.0,
+        gt=0,
+        le=86_400,
+        description="Longest that one video may last, in seconds, by its header and its frames.",
+    )
+    max_video_frames: int = Field(
+        216_000, ge=1, le=1 << 24, description="Most frames that lie in the file of one video, shown or not."
+    )
+    max_video_pixels: int = Field(
+        1 << 32,
+        ge=1,
+        description="Most pixels of all frames of one video up to the last that is shown: they are decoded. One frame "
+        "may have max_image_pixels, and max_image_side along a side.",
+    )
     max_sounds: int = Field(16, ge=0, description="Most sounds of one request, whatever the model takes.")
     max_prompt_bytes: int = Field(
         96 << 20,
         ge=1,
-        description="Most bytes of the pixels of one prompt, or of the features of its sounds. They go to an engine in "
-        "one message, so it is less than "
+        description="Most bytes of the pixels of one prompt (of a video those of the frames shown, once resized), or "
+        "of the features of its sounds. They go to an engine in one message, so it is less than "
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH.",
     )
     max_sound_s: float = Field(
@@ -34,22 +51,23 @@ class MediaConfig(Frozen):
         2.0,
         gt=0,
         description="CPU time that decoding one picture, or a quarter MiB of a sound, may take; it is refused and its "
-        "process killed then.",
+        "process killed then. A video gets as much, and a second for each 33 million pixels of its frames.",
     )
     decode_memory_bytes: int = Field(
-        1 << 30, ge=64 << 20, description="Memory that decoding one picture or sound may take."
+        1 << 30, ge=64 << 20, description="Memory that decoding one picture, video or sound may take."
     )
     max_decoders: int = Field(
         2,
         ge=1,
         le=64,
-        description="Processes that decode pictures, as many that decode sounds, and as many that make features of "
-        "their pieces, each started when it is needed first.",
+        description="Processes that decode pictures, as many that decode videos, as many that decode sounds, and as "
+        "many that make features of their pieces, each started when it is needed first.",
     )
     cache_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Memory for pictures and sounds that were decoded, which a request that brings one again finds.",
+        description="Memory for pictures, videos and sounds that were decoded, which a request that brings one again "
+        "finds.",
     )
     engine_bytes: int = Field(
         4 << 30,
@@ -59,17 +77,17 @@ class MediaConfig(Frozen):
     )
     allowed_media_domains: tuple[str, ...] = Field(
         (),
-        description="Hosts that pictures and sounds may be fetched from over http and https, each by its whole name; "
-        "with none, requests bring them as data only.",
+        description="Hosts that pictures, videos and sounds may be fetched from over http and https, each by its whole "
+        "name; with none, requests bring them as data only.",
     )
     fetch_timeout_s: float = Field(
-        5.0, gt=0, description="Longest that fetching one picture or sound may take, in seconds."
+        5.0, gt=0, description="Longest that fetching one picture, video or sound may take, in seconds."
     )
     max_redirects: int = Field(3, ge=0, le=16, description="Most redirects that are followed, each to an allowed host.")
 
     def most(self, kind: str) -> int:
         """Most items of a kind in one request."""
-        return self.max_sounds if kind == "audio" else self.max_images
+        return {"audio": self.max_sounds, "video": self.max_videos}.get(kind, self.max_images)
 
     @field_validator("allowed_media_domains")
     @classmethod

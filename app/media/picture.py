@@ -1,4 +1,5 @@
-"""One picture or sound that was read: its place among tokens, pixels, identity; and those that were read lately."""
+"""One picture, video or sound that was read: its place among tokens, pixels, identity; and those that were read
+lately."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from app.records.sized_cache import SizedCache
 
 @dataclass(slots=True, frozen=True)
 class Picture:
-    """A picture that a prompt may show, or a sound, wherever it stands there."""
+    """A picture or video that a prompt may show, or a sound, wherever it stands there."""
 
     digest: bytes
     layout: Layout
@@ -24,7 +25,8 @@ class Picture:
 
     def item(self, offset: int, length: int) -> MediaItem:
         """The same at its place in a prompt."""
-        return MediaItem(self.kind, self.digest, offset, length, self.layout.grid, self.shape, self.pixels)
+        grid, seconds = self.layout.grid, self.layout.seconds_per_frame
+        return MediaItem(self.kind, self.digest, offset, length, grid, self.shape, self.pixels, seconds)
 
 
 def digest_of(key: bytes, parts: Sequence[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads pictures and sounds: a file in, pixels and identity out, each file once as long as it is remembered."""
+"""Reads pictures, videos and sounds: a file in, pixels and identity out, each file once as long as it is remembered."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from app.media.fetching import Fetcher
 from app.media.header import Header, read_header
 from app.media.picture import Picture, PictureCache, digest_of
 from app.media.processors.base import Layout, MediaProcessor, Processor
+from app.media.videos.clip import RawVideo
+from app.media.videos.reader import VideoReader
+from app.media.videos.video_processor import VideoProcessor
 
 
 class MediaReader:
-    """All pictures of one process go through one, and its `sounds`. `key` is the cluster's secret: identities are the
-    same everywhere.
+    """All pictures of one process go through one, its `sounds` and its `videos`. `key` is the cluster's secret:
+    identities are the same everywhere.
 
     May be called from any thread. Messages of errors go on behind the name of a field (`in_field`).
     """
@@ -31,6 +34,7 @@ class MediaReader:
         self._cache = PictureCache(config.cache_bytes)
         self.fetch = Fetcher(config).fetch
         self.sounds = SoundReader(config, key)
+        self.videos = VideoReader(config, key)
 
     def _header(self, data: bytes) -> Header:
         return read_header(data, self.config.max_image_pixels, self.config.max_image_side)
@@ -60,6 +64,22 @@ class MediaReader:
         asked = self._named(family, processor, tenant)
         return self._kept([b"sound file", *asked, data], lambda: self.sounds.read(data, processor, max_s, asked))
 
+    def read_video(
+        self,
+        video: bytes | RawVideo,
+        family: str,
+        processor: VideoProcessor,
+        most_tokens: int,
+        tenant: str = "",
+    ) -> Picture:
+        """The same of a video, in a file or as frames, of at most so many tokens."""
+        asked = self._named(family, processor, tenant)
+        if isinstance(video, RawVideo):
+            parts = [b"frames", *asked, json.dumps(video.clip.as_json()).encode(), video.frames]
+        else:
+            parts = [b"video file", *asked, video]
+        return self._kept(parts, lambda: self.videos.read(video, family, processor, most_tokens, asked))
+
     def _kept(self, parts: Sequence[bytes], read: Callable[[], Picture]) -> Picture:
         """Returns what is remembered under these parts, or is read now."""
         file = digest_of(self._key, parts)
@@ -83,6 +103,7 @@ class MediaReader:
         """End the processes that decode; idempotent."""
         self._decoders.close()
         self.sounds.close()
+        self.videos.close()
 
 
 @contextmanager

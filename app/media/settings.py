@@ -1,5 +1,5 @@
-"""Reads the settings of the image processor, or feature extractor, that a checkpoint was trained with, from its own
-files."""
+"""Reads the settings of the image or video processor, or feature extractor, that a checkpoint was trained with, from
+its own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from app.checkpoints.json_file import read_object
 from app.errors import CheckpointError
 
-Part = Literal["image_processor", "feature_extractor"]
+Part = Literal["image_processor", "video_processor", "feature_extractor"]
 
 
 def read_settings(directory: Path, part: Part = "image_processor") -> Mapping[str, Any]:
@@ -24,4 +24,7 @@ def read_settings(directory: Path, part: Part = "image_processor") -> Mapping[st
     own = newer.pop(part, {})
     if not isinstance(own, Mapping):
         raise CheckpointError(f"{directory}/processor_config.json: {part} is no object", param="model")
+    if part == "video_processor":  # of which one file says everything; pictures' settings stand in for them
+        own = own or read_object(directory / "video_preprocessor_config.json", optional=True) or older
+        return {name: value for name, value in own.items() if value is not None}
     return {name: value for name, value in {**newer, **older, **own}.items() if value is not None}

@@ -1,5 +1,5 @@
-"""Pictures and sounds of `LLM`'s prompts and conversations: Pillow's, arrays, files in bytes, data URLs. Nothing is
-fetched."""
+"""Pictures, videos and sounds of `LLM`'s prompts and conversations: Pillow's, arrays, files in bytes, data URLs.
+Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from app.errors import InvalidRequestError, UnsupportedError
 from app.media.picture import Picture
 from app.media.reader import in_field
 from app.media.source import file_of
+from app.offline.frames import video_of
 from app.offline.prompts import Encoded, Given, Prompt, split_media, text_or_ids
+from app.records.media import MediaKind
 from app.text.model_media import NOUNS, ModelMedia
 from app.text.placeholders import Placeholders, encode_pieces, picture_alone, with_media
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 
 _OWN_FORMS = ("image", "image_pil")  # of a part of a message, beside OpenAI's
+_URLS: Mapping[Any, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _IN_PNG = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 _FULL = 32_768
 
@@ -63,23 +66,31 @@ class PromptEncoder:
 
     def _shown(self, found: Sequence[Given], field: str) -> tuple[ModelMedia, list[Picture]]:
         media = self._model.media
-        for one in found:
-            if media is None or one.kind != media.kind:
-                does = "reads text only" if media is None else f"takes {media.noun}"
-                raise UnsupportedError(f"{field}: the model {does}; it takes no {NOUNS[one.kind]}", param=field)
+        kinds = [one.kind for one in found]
+        for kind in dict.fromkeys(kinds):
+            most = None if media is None else media.most(kind)
+            if media is None or most is None:
+                does = "reads text only" if media is None else media.takes
+                raise UnsupportedError(f"{field}: the model {does}; it takes no {NOUNS[kind]}", param=field)
+            media.check(field, kind)
+            if kinds.count(kind) > most:
+                what = f"{kinds.count(kind)} {NOUNS[kind]}; at most {most}"
+                raise InvalidRequestError(f"{field}: {what}", param=field)
         assert media is not None
-        media.check(field)
-        if len(found) > media.max_items:
-            what = f"{len(found)} {media.noun}; at most {media.max_items}"
-            raise InvalidRequestError(f"{field}: {what}", param=field)
         with in_field(field):
-            most = media.reader.config.max_image_bytes
-            files = [_picture_file(one.value, most) if one.kind == "image" else _sound_file(one.value) for one in found]
-            return media, [media.read(file) for file in files]
+            return media, [_read(media, one) for one in found]
+
+
+def _read(media: ModelMedia, given: Given) -> Picture:
+    config = media.reader.config
+    if given.kind == "video":
+        return media.read_video(video_of(given.value, config.max_video_bytes))
+    is_picture = given.kind == "image"
+    return media.read(_picture_file(given.value, config.max_image_bytes) if is_picture else _sound_file(given.value))
 
 
 def _without_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Given]]:
-    """Messages as chat templates expect them, and the pictures or sounds of their parts in order."""
+    """Messages as chat templates expect them, and the pictures, videos or sounds of their parts in order."""
     chat, media = [], []
     for message in messages:
         content = message.get("content")
@@ -92,18 +103,20 @@ def _without_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str
 
 
 def _given_in(part: Any) -> Given | None:
-    """The picture or sound in a part of a message; None: it is something else."""
+    """The picture, video or sound in a part of a message; None: it is something else."""
     if not isinstance(part, Mapping):
         return None
     kind = part.get("type")
-    if kind in ("image_url", "audio_url"):
+    if kind in _URLS:
         url = part.get(kind)
-        return Given("image" if kind == "image_url" else "audio", url.get("url") if isinstance(url, Mapping) else url)
+        return Given(_URLS[kind], url.get("url") if isinstance(url, Mapping) else url)
     if kind == "input_audio":
         sound = part.get(kind)
         data = sound.get("data") if isinstance(sound, Mapping) else sound
         is_base64 = isinstance(data, str) and data[:5].lower() != "data:"
         return Given("audio", f"data:;base64,{data}" if is_base64 else data)
+    if part.get("video") is not None:
+        return Given("video", part["video"])
     if part.get("audio") is not None:
         return Given("audio", part["audio"])
     return next((Given("image", part[name]) for name in _OWN_FORMS if part.get(name) is not None), None)

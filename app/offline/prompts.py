@@ -1,5 +1,5 @@
 """The forms in which `LLM` takes prompts: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, either with
-{"multi_modal_data": {"image": ...}} or {"audio": ...}."""
+{"multi_modal_data": {"image": ..., "video": ...}} or {"audio": ...}."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Encoded:
 
 @dataclass(slots=True, frozen=True)
 class Given:
-    """A picture or sound, in whichever form it came."""
+    """A picture, video or sound, in whichever form it came."""
 
     kind: MediaKind
     value: Any
@@ -47,20 +47,31 @@ def has_media(prompt: Prompt) -> bool:
 
 
 def split_media(prompt: Prompt) -> tuple[Prompt, list[Given]]:
-    """A prompt without its `multi_modal_data`, and the pictures or sounds in that; InvalidRequestError for other
-    media."""
+    """A prompt without its `multi_modal_data`, and the pictures, videos or sounds in that; InvalidRequestError for
+    other media."""
     if not has_media(prompt):
         return prompt, []
     assert isinstance(prompt, Mapping)
     rest, media = dict(prompt), prompt["multi_modal_data"] or {}
     del rest["multi_modal_data"]
-    if not isinstance(media, Mapping) or set(media) - {"image", "audio"}:
-        known = 'multi_modal_data is an object with "image" or "audio": a picture or sound, or several'
+    if not isinstance(media, Mapping) or set(media) - {"image", "video", "audio"}:
+        known = 'multi_modal_data is an object with "image", "video" or "audio": one of them, or several'
         raise InvalidRequestError(f"{known}, not {media!r:.80}", param="multi_modal_data")
     images, sounds = media.get("image", []), media.get("audio", [])
     found = [Given("image", one) for one in (images if isinstance(images, list | tuple) else [images])]
+    found += [Given("video", one) for one in videos_in(media.get("video", []))]
     # A tuple is one sound: its samples, and how many there are in a second.
     return rest, found + [Given("audio", one) for one in (sounds if isinstance(sounds, list) else [sounds])]
+
+
+def videos_in(given: Any) -> list[Any]:
+    """One video or several: a list of frames is one."""
+    if not isinstance(given, list):
+        return [given]
+    is_frames = (
+        bool(given) and not isinstance(given[0], str | bytes | tuple | list) and getattr(given[0], "ndim", 3) == 3
+    )
+    return [given] if is_frames else given
 
 
 def text_or_ids(prompt: Prompt) -> str | list[int]:

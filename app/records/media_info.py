@@ -32,6 +32,11 @@ PROCESSORS = {
     "idefics3": "idefics3",
     "smolvlm": "idefics3",
 }
+# Families of processors of videos (app/media/videos) by model type.
+VIDEO_PROCESSORS = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "qwen2_vl"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen3_vl"),
+}
 SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
 _AUDIO_FIELDS = ("audio_token_id", "audio_token_index")
 _DEFAULT_AUDIO_IDS = {"qwen2_audio": 151_646, "voxtral": 24}
@@ -58,10 +63,11 @@ class MediaInfo:
     whole_tokens: int = 0
     audio_token_id: int | None = None  # None: it takes no sounds
     is_alone: bool = False  # a prompt is a picture or a text
+    video_processor: str = ""  # the family that prepares videos; none where there is no token for them
 
     @property
     def kind(self) -> Literal["image", "audio"]:
-        """Says what its users bring: pictures, where it also takes videos, or sounds."""
+        """Says what its users bring, beside videos: pictures or sounds."""
         return "image" if self.audio_token_id is None else "audio"
 
     @property
@@ -89,11 +95,13 @@ class MediaInfo:
         image = next(names, _DEFAULT_IDS.get(kind))
         if image is None:
             return None
-        video = hf.get("video_token_id") if processor == "qwen_vl" else None
+        video = hf.get("video_token_id") if kind in VIDEO_PROCESSORS else None
         whole = int(hf.get("mm_tokens_per_image", 256)) if kind == "gemma3" else 0
         if kind == "gemma4" and hf.get("use_bidirectional_attention") == "vision":
             whole = int(hf.get("vision_soft_tokens_per_image") or 280)
         usual = 2 if processor in _BY_GRID else 1
         merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or usual
+        family = "" if video is None else VIDEO_PROCESSORS[kind]
         video = None if video is None else int(video)
-        return cls(processor, int(image), video, int(merge), whole, is_alone=processor == "clip_tower")
+        is_alone = processor == "clip_tower"
+        return cls(processor, int(image), video, int(merge), whole, is_alone=is_alone, video_processor=family)

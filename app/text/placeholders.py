@@ -13,8 +13,8 @@ from typing import Any
 
 from app.errors import InvalidRequestError
 from app.media.picture import Picture
-from app.records.media import MediaAsk, MediaItem
-from app.text.model_media import ModelMedia
+from app.records.media import MediaAsk, MediaItem, MediaKind
+from app.text.model_media import NOUNS, ModelMedia
 from app.text.prompt_size import TextRoom
 from app.text.tokenizer import Tokenizer
 
@@ -74,28 +74,36 @@ def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str], add_special_token
 def with_media(
     media: ModelMedia, token_ids: list[int], shown: Sequence[Picture], field: str
 ) -> tuple[list[int], tuple[MediaAsk, ...]]:
-    """A prompt whose placeholders, one for each picture or sound, have become their tokens, and the record of them.
+    """A prompt whose placeholders, one for each picture, video or sound, have become their tokens, and the record of
+    them. Those of a kind stand in the order in which they are shown.
 
     InvalidRequestError where the prompt has another number of placeholders.
     """
-    places = [i for i, token in enumerate(token_ids) if token == media.info.token_id]
-    if len(places) != len(shown):
-        what = f"{len(shown)} {media.noun}, but the prompt has {len(places)} places for them"
-        raise InvalidRequestError(
-            f"{field}: {what}: the chat template or the text must write one for each", param=field
-        )
+    places = [place for i in range(len(token_ids)) if (place := media.place(token_ids, i)) is not None]
+    _check_places([kind for kind, _ in places], [one.kind for one in shown], field)
     if not shown:
         return token_ids, ()
+    left = {kind: iter([one for one in shown if one.kind == kind]) for kind, _ in places}
     expanded: list[int] = []
     items: list[MediaItem] = []
     done = 0
-    for place, picture in zip(places, shown, strict=True):
-        expanded += token_ids[done:place]
+    for kind, taken in places:
+        picture = next(left[kind])
+        expanded += token_ids[done : taken.start]
         own = media.token_ids(picture.layout)
         items.append(picture.item(len(expanded), len(own)))
         expanded += own
-        done = place + 1
+        done = taken.stop
     return expanded + token_ids[done:], (MediaAsk(tuple(items)),)
+
+
+def _check_places(places: Sequence[MediaKind], shown: Sequence[MediaKind], field: str) -> None:
+    for kind in dict.fromkeys((*shown, *places)):
+        if places.count(kind) != shown.count(kind):
+            what = f"{shown.count(kind)} {NOUNS[kind]}, but the prompt has {places.count(kind)} places for them"
+            raise InvalidRequestError(
+                f"{field}: {what}: the chat template or the text must write one for each", param=field
+            )
 
 
 def picture_alone(media: ModelMedia, pictures: Sequence[Picture], text: str, field: str) -> tuple[list[int], MediaAsk]:

@@ -76,7 +76,7 @@ def test_forms_of_a_picture(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({request.asked(MediaAsk).items[0].digest for request in requests}) == 1
     wrong: list[tuple[Any, str]] = [
         ({"prompt": "a", "multi_modal_data": {"image": image}}, "1 pictures, but the prompt has 0 places"),
-        ({"prompt": PAD, "multi_modal_data": {"video": image}}, "multi_modal_data is an object with"),
+        ({"prompt": PAD, "multi_modal_data": {"film": image}}, "multi_modal_data is an object with"),
         ({"prompt": PAD, "multi_modal_data": {"image": Path("a.png")}}, "a picture is one of Pillow's"),
         ({"prompt": PAD, "multi_modal_data": {"image": "http://127.0.0.1/a.png"}}, "is no data URL"),
         ({"prompt": PAD, "multi_modal_data": {"image": b"GIF89a"}}, "multi_modal_data is malformed"),

@@ -93,7 +93,7 @@ def test_wrong_forms(llm: LLM) -> None:
     place, wave = place_of(name_of(llm)), noise(0.5)[:, 0]
     wrong: list[tuple[Any, str]] = [
         ({"prompt": "a", "multi_modal_data": {"audio": (wave, RATE)}}, "1 sounds, but the prompt has 0 places"),
-        ({"prompt": place, "multi_modal_data": {"video": wave}}, "multi_modal_data is an object with"),
+        ({"prompt": place, "multi_modal_data": {"film": wave}}, "multi_modal_data is an object with"),
         ({"prompt": place, "multi_modal_data": {"audio": wave}}, "a sound is a pair of samples"),
         ({"prompt": place, "multi_modal_data": {"audio": (wave * np.nan, RATE)}}, "samples that are no numbers"),
         ({"prompt": place, "multi_modal_data": {"audio": "http://127.0.0.1/a.wav"}}, "is no data URL"),

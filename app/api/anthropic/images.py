@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.chat.messages import ImagePart
+from app.api.chat.media_parts import ImagePart
 from app.api.http.strict_models import History
 from app.bounds import Text
 

@@ -1,5 +1,5 @@
-"""The pictures or sounds of a conversation: fetched or unpacked, bounded before they are decoded, read beside the event
-loop."""
+"""The pictures, videos or sounds of a conversation: fetched or unpacked, bounded before they are decoded, read beside
+the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.api.chat.messages import ChatMessage, MediaPart
+from app.api.chat.media_parts import MediaPart
+from app.api.chat.messages import ChatMessage
 from app.api.http.held_bytes import Holding
 from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.config.limits import RequestLimits
@@ -16,6 +17,7 @@ from app.media.picture import Picture
 from app.media.processors.base import Detail
 from app.media.reader import in_field
 from app.media.source import file_of, is_fetched
+from app.records.media import MediaKind
 from app.text.model_media import NOUNS, ModelMedia
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -27,27 +29,26 @@ class _Shown:
 
     field: str
     data: bytes
+    kind: MediaKind
     detail: Detail
 
 
 async def read_media(
     work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
 ) -> list[Picture]:
-    """The pictures or sounds of all messages, in their order. InvalidRequestError names the one that cannot be taken
-    and why."""
+    """The pictures, videos or sounds of all messages, in their order. InvalidRequestError names the one that cannot be
+    taken and why."""
     asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
     if not asked:
         return []
     media = _taking(model, asked)
-    if len(asked) > media.max_items:
-        field = asked[media.max_items][0]
-        raise InvalidRequestError(
-            f"{field}: {len(asked)} {media.noun}; at most {media.max_items} a prompt", param=field
-        )
-    memory = _Memory(work.holding, media.reader.config.max_prompt_bytes)
-    most_bytes = media.reader.config.max_image_bytes if media.kind == "image" else limits.max_sound_bytes
+    config = media.reader.config
+    memory = _Memory(work.holding, config.max_prompt_bytes)
+    most_bytes: dict[MediaKind, int] = {
+        **{"image": config.max_image_bytes, "video": config.max_video_bytes, "audio": limits.max_sound_bytes}
+    }
     try:
-        shown = [await _unpacked(work, media, memory, most_bytes, *one) for one in asked]
+        shown = [await _unpacked(work, media, memory, most_bytes[one[1].kind], *one) for one in asked]
         _check_tokens(media, shown, room)
         return await _all_read(work, media, memory, shown, room)
     finally:
@@ -55,15 +56,23 @@ async def read_media(
 
 
 def _taking(model: ServedModel, asked: Sequence[tuple[str, MediaPart]]) -> ModelMedia:
-    """The model's media. UnsupportedError names the first part of a kind that it does not take."""
+    """The model's media. UnsupportedError names the first part of a kind that it does not take, InvalidRequestError
+    the first that is one too many."""
     media = model.media
+    fields: dict[MediaKind, list[str]] = {}
     for field, part in asked:
-        if media is None or part.kind != media.kind:
-            does = "reads text only" if media is None else f"takes {media.noun}"
+        if media is None or media.most(part.kind) is None:
+            does = "reads text only" if media is None else media.takes
             what = f"the model {model.name!r} {does}; it takes no {NOUNS[part.kind]}"
             raise UnsupportedError(f"{field}: {what}", param=field)
+        fields.setdefault(part.kind, []).append(field)
     assert media is not None
-    media.check(asked[0][0])
+    for kind, own in fields.items():
+        media.check(own[0], kind)
+        most = media.most(kind)
+        if most is not None and len(own) > most:
+            what = f"{len(own)} {NOUNS[kind]}; at most {most} a prompt"
+            raise InvalidRequestError(f"{own[most]}: {what}", param=own[most])
     return media
 
 
@@ -85,7 +94,7 @@ class _Memory:
         num_bytes = len(picture.pixels)
         self._of_values += num_bytes
         if self._of_values > self._most_values:
-            values = "pixels" if picture.kind == "image" else "features"
+            values = "features" if picture.kind == "audio" else "pixels"
             what = f"{self._of_values} bytes of {values} with the others; a prompt may have {self._most_values}"
             raise InvalidRequestError(f"has {what}: send fewer or smaller {NOUNS[picture.kind]}")
         self._holding.add_picture(num_bytes)
@@ -100,12 +109,12 @@ async def _unpacked(
 ) -> _Shown:
     with in_field(field):
         if is_fetched(part.url):
-            data = await media.reader.fetch(part.url, memory.add_file, media.kind, most_bytes)
+            data = await media.reader.fetch(part.url, memory.add_file, part.kind, most_bytes)
         else:
             cost_s = PARSE_S_PER_BYTE * len(part.url)
-            data = await work.run(cost_s, file_of, part.url, most_bytes, media.kind)
+            data = await work.run(cost_s, file_of, part.url, most_bytes, part.kind)
             memory.add_file(len(data))
-    return _Shown(field, data, part.detail)
+    return _Shown(field, data, part.kind, part.detail)
 
 
 def _check_tokens(media: ModelMedia, shown: Sequence[_Shown], room: TextRoom) -> None:
@@ -113,7 +122,7 @@ def _check_tokens(media: ModelMedia, shown: Sequence[_Shown], room: TextRoom) ->
     num_tokens = 0
     for one in shown:
         with in_field(one.field):
-            num_tokens += media.num_tokens(one.data, one.detail)
+            num_tokens += 0 if one.kind == "video" else media.num_tokens(one.data, one.detail)
         if room.keeps == "all" and num_tokens > room.num_tokens:
             what = f"the pictures up to this one have {num_tokens} tokens; {room.what} holds {room.num_tokens}"
             raise PromptTooLongError(f"{one.field}: {what}", param=one.field)
@@ -132,8 +141,11 @@ async def _all_read(
 
 
 async def _read(work: RequestWork, media: ModelMedia, memory: _Memory, shown: _Shown, room: TextRoom) -> Picture:
-    run = work.run_process if media.kind == "image" else work.run_long_process
+    run = work.run_process if shown.kind == "image" else work.run_long_process
     with in_field(shown.field):
-        picture = await run(media.read, shown.data, shown.detail, work.tenant, room.num_tokens)
+        if shown.kind == "video":
+            picture = await run(media.read_video, shown.data, work.tenant, room.num_tokens)
+        else:
+            picture = await run(media.read, shown.data, shown.detail, work.tenant, room.num_tokens)
         memory.add_values(picture)
         return picture

@@ -36,7 +36,8 @@ class Layout:
 
     size: Size
     grid: tuple[int, int, int]  # frames or tiles, rows, columns; of a sound windows, 1 and frames that are sound
-    runs: tuple[tuple[str, int], ...]  # its tokens: texts of single tokens, each so many times
+    runs: tuple[tuple[str, int], ...]  # its tokens: texts of single tokens, or of few, each so many times
+    seconds_per_frame: float = 0.0  # of a video, from one row of frames in the grid to the next
 
     @property
     def num_tokens(self) -> int:

@@ -142,7 +142,12 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {"type": "image_url", "image_url": {"url": URL, "detail": "x"}}, "image_url.detail", ""),
     ("/v1/chat/completions", {"type": "file", "file": {"file_id": "f"}}, "", "only file_data is read"),
     ("/v1/chat/completions", {"type": "image_embeds", "image_embeds": "gAN9"}, "", "image_embeds is not supported"),
-    ("/v1/chat/completions", {"type": "video_url", "video_url": {"url": URL}}, "", "video_url is not supported"),
+    (
+        "/v1/chat/completions",
+        {"type": "video_url", "video_url": {"url": URL}},
+        "video_url",
+        "is a picture, which is not read; mp4, mov",
+    ),
     ("/tokenize", {"type": "image_url", "image_url": {"url": f"data:;base64,{SMALL}"}}, "image_url", "malformed"),
     ("/v1/messages", {**BLOCK, "source": {**BLOCK["source"], "data": "?"}}, "source", "is not base64"),  # type: ignore[dict-item]
     ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "file:///x"}}, "source", "of 'file'"),

@@ -146,7 +146,7 @@ def test_errors_of_responses(http: httpx.Client) -> None:
 
 
 def test_who_takes_no_sounds(http: httpx.Client) -> None:
-    for model, says in (("text", "reads text only"), ("sees", "takes pictures")):
+    for model, says in (("text", "reads text only"), ("sees", "takes pictures and videos")):
         error = error_of(asked(http, PART, model=model))
         assert error["param"] == "messages.0.content.0.input_audio"
         assert f"{says}; it takes no sounds" in error["message"]

@@ -1,0 +1,14 @@
+"""Processors of videos, a family a line: the table."""
+
+from __future__ import annotations
+
+from app.media.videos.video_processor import VideoProcessor
+from app.registry import Registry
+
+VIDEO_PROCESSORS: Registry[type[VideoProcessor]] = Registry(
+    "video processor",
+    {
+        "qwen2_vl": "app.media.videos.qwen_vl:Qwen2VLVideos",
+        "qwen3_vl": "app.media.videos.qwen_vl:Qwen3VLVideos",
+    },
+)
