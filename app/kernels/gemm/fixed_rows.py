@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused import GatedActivation
 from app.kernels.fused.exact import act_and_mul, add_rms_norm
-from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, PackedWeight, materialize
+from app.kernels.gemm import Inputs, PackedWeight, materialize
+from app.kernels.gemm.composed import composed
 
 BLOCK = 16  # rows
 _LARGE = 128  # rows of a block that reads a weight once for many
 _ALIGNMENT = 64  # bytes: of all tensors of a library's call, as it may go by that, too
 Product = Callable[[torch.Tensor], torch.Tensor]  # rows [M, K] -> [M, N]
+_sizes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}  # of plain weights by their shape and type
 
 
 def block_sizes(product: Product, num_inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -72,15 +72,20 @@ def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.
     rows = materialize(x)
     if weight.data_ptr() % _ALIGNMENT:
         weight = weight.clone()
-    out = in_blocks(lambda block: F.linear(block, weight), rows, len(weight), _plain_sizes(*weight.shape, rows.dtype))
+    out = in_blocks(lambda block: F.linear(block, weight), rows, len(weight), plain_sizes(weight))
     return out if bias is None else out.add_(bias)
 
 
-@cache
-def _plain_sizes(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """`block_sizes` of a plain weight of this shape, of whose numbers nothing depends on."""
-    weight = torch.rand(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)).sub_(0.5).to(dtype)
-    return block_sizes(lambda rows: F.linear(rows, weight), num_inputs, dtype)
+def plain_sizes(weight: torch.Tensor) -> tuple[int, ...]:
+    """`block_sizes` of plain weights [N, K] of this shape, found by the first of them; one so empty that its sums tell
+    nothing is tried anew."""
+    key = (*weight.shape, weight.dtype)
+    if key in _sizes:
+        return _sizes[key]
+    sizes = block_sizes(lambda rows: F.linear(rows, weight), weight.shape[1], weight.dtype)
+    if 2 * int(weight.count_nonzero()) > weight.numel():
+        _sizes[key] = sizes
+    return sizes
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,24 +108,4 @@ class FixedRowsWeight(PackedWeight):
         return out if bias is None else out.add_(bias)
 
 
-def gated_linear(
-    x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
-) -> torch.Tensor:
-    """Gate and up side by side in weight [2 N, K]: activation(x gate^T) * (x up^T), [T, N]."""
-    return act_and_mul(linear(x, weight, bias), activation)
-
-
-def linear_add_norm(
-    x: GatedRows,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    may_defer: bool,
-) -> tuple[Activations, torch.Tensor]:
-    """(the norm of x W^T + bias + residual, that sum), both [T, N]; the norm is never deferred."""
-    return add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
-
-
-OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)
+OPS = composed(linear, act_and_mul, add_rms_norm)

@@ -10,7 +10,7 @@ invariance": He et al., "Defeating Nondeterminism in LLM Inference", Thinking Ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -18,8 +18,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from app.kernels.fused import GatedActivation
-from app.kernels.fused.triton_ops import activate, add_rms_norm
-from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, materialize
+from app.kernels.fused.triton_ops import act_and_mul, activate, add_rms_norm
+from app.kernels.gemm import Activations, Inputs, materialize
+from app.kernels.gemm.composed import composed
 from app.kernels.launch import cdiv, early_launch, multiprocessors, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -186,21 +187,8 @@ def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.
 def gated_linear(
     x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
-    """The same as `reference.gated_linear`."""
+    """The same as `reference.OPS.gated_linear`."""
     return fixed_linear(materialize(x), weight, bias, activation)
 
 
-def linear_add_norm(
-    x: GatedRows,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    may_defer: bool,
-) -> tuple[Activations, torch.Tensor]:
-    """The same as `reference.linear_add_norm`; the norm is never deferred."""
-    return add_rms_norm(fixed_linear(materialize(x), weight, bias), residual, norm_weight, eps)
-
-
-OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)
+OPS = replace(composed(linear, act_and_mul, add_rms_norm), gated_linear=gated_linear)

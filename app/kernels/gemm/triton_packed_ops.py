@@ -256,7 +256,7 @@ def linear(x: Inputs, weight: TiledWeight, bias: torch.Tensor | None) -> torch.T
 def gated_linear(
     x: Activations, weight: TiledWeight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> GatedRows:
-    """The same as `reference.gated_linear`; of many rows the activation is left to the reader."""
+    """The same as `reference.OPS.gated_linear`; of many rows the activation is left to the reader."""
     tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight, is_gated=True)
     if tile is None:
         return DeferredActivation(weight.linear(materialize(x), bias), activation)
@@ -272,7 +272,7 @@ def linear_add_norm(
     eps: float,
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
-    """The same as `reference.linear_add_norm`, but the norm may be deferred."""
+    """The same as `reference.OPS.linear_add_norm`, but the norm may be deferred."""
     x = _activated(x, weight)
     tile = _tile(x, weight) if isinstance(x, torch.Tensor) else None
     if tile is None or not isinstance(x, torch.Tensor):

@@ -404,7 +404,7 @@ def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.
 def gated_linear(
     x: Activations, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
-    """The same as `reference.gated_linear`."""
+    """The same as `reference.OPS.gated_linear`."""
     tile = activated_tile(x, weight)
     if tile is None:
         return act_and_mul(F.linear(materialize(x), weight, bias), activation)
@@ -420,7 +420,7 @@ def linear_add_norm(
     eps: float,
     may_defer: bool,
 ) -> tuple[Activations, torch.Tensor]:
-    """The same as `reference.linear_add_norm`, but the norm may be deferred."""
+    """The same as `reference.OPS.linear_add_norm`, but the norm may be deferred."""
     x = materialize(x)
     tile = added_tile(x, weight)
     if tile is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.kernels.gemm import LINEAR_OPS, onednn
+from app.kernels.gemm import LINEAR_OPS, fixed_rows, onednn
 from app.kernels.gemm.fixed_rows import OPS, FixedRowsWeight, block_sizes, in_blocks, linear
 
 CPU = torch.device("cpu")
@@ -66,6 +66,26 @@ def test_rows_alone_and_together(num_outputs: int, num_inputs: int, dtype: torch
         whole = fixed.linear(x, bias)
         torch.testing.assert_close(whole.double(), truth, rtol=tolerance, atol=tolerance)
         assert torch.equal(fixed.linear(x[77:80], bias), whole[77:80])
+
+
+def test_a_trial_makes_no_second_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies by the weight that it is for, once for a shape; an empty one proves nothing."""
+    seen: list[int] = []
+
+    def watched(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(weight.data_ptr())
+        return rows @ weight.T
+
+    monkeypatch.setattr(fixed_rows.F, "linear", watched)
+    weight, empty = rows_of(37, 41), torch.zeros(37, 41)
+    for _ in range(2):
+        assert fixed_rows.plain_sizes(empty)
+    count = len(seen)
+    assert fixed_rows.plain_sizes(weight)
+    assert set(seen[count:]) == {weight.data_ptr()}
+    count = len(seen)
+    assert fixed_rows.plain_sizes(rows_of(37, 41) + 1.0) == fixed_rows.plain_sizes(empty)
+    assert len(seen) == count
 
 
 def test_what_follows_a_product() -> None:

@@ -120,7 +120,7 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
     residual = torch.randn(2, 3, 128, dtype=torch.float16, device=DEVICE)
     norm = torch.randn(128, dtype=torch.float16, device=DEVICE)
     gate_up = torch.randn(64, 128, dtype=torch.float16, device=DEVICE) / 11
-    expected, expected_total = reference.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
+    expected, expected_total = reference.OPS.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     normed, total = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, True)
     assert isinstance(normed, DeferredNorm) == is_deferred
     torch.testing.assert_close(total, expected_total, rtol=2e-3, atol=2e-3)
@@ -129,8 +129,8 @@ def test_a_chain_of_products(monkeypatch: pytest.MonkeyPatch, is_deferred: bool)
         *(("gated_linear", [activation]) for activation in get_args(GatedActivation)),
     ]
     for name, last in calls:
-        truth = getattr(reference, name)(expected, gate_up, None, *last)
-        for ops in (triton_small, reference):
+        truth = getattr(reference.OPS, name)(expected, gate_up, None, *last)
+        for ops in (triton_small.OPS, reference.OPS):
             torch.testing.assert_close(getattr(ops, name)(normed, gate_up, None, *last), truth, rtol=1e-2, atol=1e-2)
     normed, _ = triton_small.linear_add_norm(x, weight, bias, residual[0], norm, EPS, False)
     assert isinstance(normed, torch.Tensor)
