@@ -1,0 +1,1 @@
+"""Trains `tiny-chat-eagle3`, the EAGLE-3 head that drafts for tiny-chat."""
