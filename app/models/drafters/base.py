@@ -95,6 +95,11 @@ class Drafter(EngineModel):
         """int [T], the token that follows each position, and that position's features [T, C] -> its own [T, C], which
         tell the next token."""
 
+    def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
+        """Keep what later passes attend to, as `advance` does, where nobody asks for a draft. To be overridden where
+        that takes less than a whole pass."""
+        self.advance(token_ids, features, ctx)
+
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Not without features."""
         raise AssertionError("a drafter reads features beside tokens")

@@ -4,6 +4,7 @@ the target's own head tells the tokens."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -56,10 +57,19 @@ class EagleDrafter(Drafter):
 
     def advance(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """See Drafter."""
-        table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
-        x = self.fc(torch.cat((table(token_ids), features), dim=-1))
+        x = self._joined(token_ids, features)
         total: torch.Tensor = self.layer(x, x, None, ctx)[1]
         return total
+
+    def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
+        """See Drafter: keys and values are of the layer's inputs."""
+        attention: Any = self.layer.self_attn
+        attention.keep(self._joined(token_ids, features), ctx)
+
+    def _joined(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Returns the layer's inputs [T, C]."""
+        table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
+        return self.fc(torch.cat((table(token_ids), features), dim=-1))  # type: ignore[no-any-return]
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Features [N, C] -> [N, V]."""

@@ -56,12 +56,20 @@ class Eagle3Layer(Layer):
 
     def forward(self, embedded: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] twice -> features [T, C] that are not normed."""
-        normed = self.hidden_norm(features)
+        joined, normed = self._joined(embedded, features)
         residual = normed if self._keeps_normed else features
-        joined = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
         x, residual = self.self_attn(joined, AddNorm(residual, self.post_attention_layernorm), ctx)
         total: torch.Tensor = self.mlp(x, AddNorm(residual, None), ctx)[1]
         return total
+
+    def keep(self, embedded: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
+        """[T, C] twice: their keys and values, without the rest."""
+        self.self_attn.keep(self._joined(embedded, features)[0], ctx)
+
+    def _joined(self, embedded: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what attention reads [T, 2 C], and the features' norm in it [T, C]."""
+        normed = self.hidden_norm(features)
+        return torch.cat((self.input_layernorm(embedded), normed), dim=-1), normed
 
 
 class Eagle3Drafter(Drafter):
@@ -114,8 +122,15 @@ class Eagle3Drafter(Drafter):
 
     def advance(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """See Drafter."""
+        return self.midlayer(self._embedded(token_ids), features, ctx)  # type: ignore[no-any-return]
+
+    def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
+        """See Drafter."""
+        self.midlayer.keep(self._embedded(token_ids), features, ctx)
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
-        return self.midlayer(table(token_ids), features, ctx)  # type: ignore[no-any-return]
+        return table(token_ids)  # type: ignore[no-any-return]
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Features [N, C] -> [N, Vd]."""

@@ -18,6 +18,8 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.mtp_layer import ARCHITECTURES, promises_mtp
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import ConfigError
+from app.kernels.gemm import Activations
+from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext, HiddenStates
 from app.layers.norm import RMSNorm
 from app.layers.replicated import ReplicatedLinear
@@ -78,12 +80,26 @@ class MtpDrafter(Drafter):
 
     def advance(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """See Drafter. The first position was trained without a token."""
+        normed, x = self._inputs(token_ids, features, ctx)
+        total: torch.Tensor = self._layer[0](normed, x, None, ctx)[1]
+        return total
+
+    def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
+        """See Drafter. Without the experts, unless the layer's attention knows no other way."""
+        attention = self._layer[0].self_attn
+        if isinstance(attention, Attention):
+            attention.keep(self._inputs(token_ids, features, ctx)[0], ctx)
+        else:
+            self.advance(token_ids, features, ctx)
+
+    def _inputs(
+        self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
+        """Returns the layer's inputs [T, C], normed and not."""
         layer = self._layer[0]
         embedded = self._table[0](token_ids).masked_fill((ctx.positions == 0)[:, None], 0.0)
         x = layer.eh_proj(torch.cat((layer.enorm(embedded), layer.hnorm(features)), dim=-1))
-        normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
-        total: torch.Tensor = layer(normed, x, None, ctx)[1]
-        return total
+        return x if layer.input_layernorm is None else layer.input_layernorm(x), x
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Features [N, C] -> [N, V]."""

@@ -70,9 +70,11 @@ class ChainProposer(Proposer):
         drafter, step = self._drafter, proposal.view.tensors
         assert drafter is not None, "only the last stage proposes"
         following = proposal.columns.flat_token_ids[step.targets]
-        features = drafter.advance(following, drafter.start(proposal.hidden), proposal.ctx)
+        features = drafter.start(proposal.hidden)
         if not len(proposal.rows) or not proposal.num_drafts:
+            drafter.keep(following, features, proposal.ctx)
             return no_drafts(proposal)
+        features = drafter.advance(following, features, proposal.ctx)
         features, at = features[proposal.ends], step.positions[proposal.ends]
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
