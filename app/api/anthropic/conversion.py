@@ -17,6 +17,7 @@ from app.api.anthropic.protocol import (
     ToolUseBlock,
 )
 from app.api.chat.chat_request import ChatRequest
+from app.api.chat.media_parts import content_of
 from app.api.http.errors import in_words_of
 from app.api.http.strict_models import IgnoredFields
 from app.parsers.answer import load_reasoning_parser
@@ -107,12 +108,7 @@ def _result(block: ToolResultBlock, place: str) -> dict[str, Any]:
 
 def _content(blocks: Sequence[tuple[str, TextBlock | DocumentBlock | ImageBlock]]) -> str | list[Any]:
     """Returns what was said, of blocks with their places in the body: one text, or parts where it has pictures."""
-    if not any(isinstance(block, ImageBlock) for _, block in blocks):
-        return "\n".join(block.text for _, block in blocks)
-    return [
-        block.for_chat(place) if isinstance(block, ImageBlock) else {"type": "text", "text": block.text}
-        for place, block in blocks
-    ]
+    return content_of(block.for_chat(place) if isinstance(block, ImageBlock) else block.text for place, block in blocks)
 
 
 def _assistant(message: Message) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
@@ -156,6 +158,18 @@ class AudioPart(History):
 
 
 MediaPart = ImagePart | VideoPart | AudioPart
+
+
+def content_of(parts: Iterable[str | MediaPart]) -> str | list[Any]:
+    """A message's content from the texts and media of a dialect of blocks: texts that follow each other are lines of
+    one text, whether or not something is shown before or behind them. Text alone is no list."""
+    content: list[Any] = []
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        found = list(run)
+        content += [{"type": "text", "text": "\n".join(map(str, found))}] if is_text else found
+    if all(isinstance(part, dict) for part in content):  # one text, or nothing
+        return "".join(part["text"] for part in content)
+    return content
 
 
 def _url_of_sound(sound: Any) -> str:

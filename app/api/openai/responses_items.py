@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator, model_validator
 
 from app.api.chat.call_arguments import FunctionName
+from app.api.chat.media_parts import content_of
 from app.api.http.strict_models import History
 from app.api.openai.responses_text import Content, ItemMedia, ItemStatus, Part
 from app.api.openai.responses_tools import name_in_namespace
@@ -330,12 +331,12 @@ def has_media(content: Content) -> bool:
 
 def content_for_chat(content: Content, place: str) -> str | list[Any]:
     """Content in either form as a chat's message has it: one text, and parts where pictures or sounds are among it."""
-    if isinstance(content, str) or not has_media(content):
-        return text_of(content)
-    return [
-        part.for_chat(part_of(place, str(i))) if isinstance(part, ItemMedia) else {"type": "text", "text": part.text}
+    if isinstance(content, str):
+        return content
+    return content_of(
+        part.for_chat(part_of(place, str(i))) if isinstance(part, ItemMedia) else part.text
         for i, part in enumerate(content)
-    ]
+    )
 
 
 def _item_kind(value: Any) -> str:

@@ -17,7 +17,7 @@ from app.config.limits import RequestLimits
 from app.records.media import MediaAsk
 from tests import limits
 from tests.api.conftest import ScriptedClient, Server, served, write_model
-from tests.media.media_model import reader, seeing, write_media_model
+from tests.media.media_model import END, PAD, START, reader, seeing, write_media_model
 from tests.media.pictures import file_of, picture
 
 DATA = base64.b64encode(file_of(picture(56, 84))).decode()
@@ -58,6 +58,21 @@ def shown(client: ScriptedClient) -> tuple[list[int], MediaAsk]:
     ask = request.asked(MediaAsk)
     assert ask is not None
     return request.prompt_token_ids, ask
+
+
+def test_texts_beside_a_picture_are_lines_as_without_one(client: ScriptedClient, http: httpx.Client) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": URL.partition(",")[2]}
+    blocks: list[Any] = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    items: list[Any] = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    pictures: tuple[Any, Any] = ({"type": "image", "source": source}, {"type": "input_image", "image_url": URL})
+    for parts, picture_of, path in ((blocks, pictures[0], "/v1/messages"), (items, pictures[1], "/v1/responses")):
+        for content in (parts, [*parts, picture_of, *parts]):
+            turns = [{"role": "user", "content": content}]
+            body = {"model": "m", "messages": turns, "max_tokens": 2} if path == "/v1/messages" else {"input": turns}
+            assert http.post(path, json=body).status_code == 200
+            text = client.models["m"].tokenizer.decode(client.requests[-1].prompt_token_ids, False)
+            shown_between = f"{START}{PAD * PICTURE_TOKENS}{END}one\ntwo" if len(content) > 2 else ""
+            assert f"user\none\ntwo{shown_between}<|im_end|>" in text
 
 
 def test_every_dialect_s_sdk_makes_the_same_prompt(client: ScriptedClient, server: Server, http: httpx.Client) -> None:

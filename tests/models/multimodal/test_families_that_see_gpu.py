@@ -11,9 +11,11 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from app.records.media import MediaAsk
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from tests.engine.core_driver import KEY, run
+from tests.models.multimodal import test_families_that_see_videos as videos
 from tests.models.multimodal.test_families_that_see import CHUNKS, PROMPTS
 from tests.tiny_media import MODELS, judged, prompt_of, tiny_media_model
 
@@ -25,9 +27,8 @@ pytestmark = [
 MAX_TOKENS = 6
 
 
-@pytest.mark.parametrize("chunk", [7, 256])
-@pytest.mark.parametrize("name", MODELS)
-def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
+def tokens_of(name: str, chunk: int, prompts: list[tuple[list[int], MediaAsk]]) -> list[list[int]]:
+    """What the engine answers each prompt, with its graphs."""
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": CHUNKS.get(name, chunk), "num_blocks": 128}
     config = EngineConfig(
         model=str(tiny_media_model(name)), device="cuda", dtype="float32", max_model_len=256, max_item_tokens=64,
@@ -37,12 +38,25 @@ def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
     core.start()
     try:
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, seed=0)
-        prompts = [prompt_of(name, parts) for parts in PROMPTS]
         requests = [
             EngineRequest(f"r{i}", tokens, params, asks=(ask,) if ask.items else ())
             for i, (tokens, ask) in enumerate(prompts)
         ]
         found = run(core, requests).tokens
-        assert [found[f"r{i}"] for i in range(len(prompts))] == [judged(name, *own, MAX_TOKENS)[1] for own in prompts]
+        return [found[f"r{i}"] for i in range(len(prompts))]
     finally:
         core.shutdown()
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
+    prompts = [prompt_of(name, parts) for parts in PROMPTS]
+    assert tokens_of(name, chunk, prompts) == [judged(name, *own, MAX_TOKENS)[1] for own in prompts]
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+@pytest.mark.parametrize("name", videos.NAMES)
+def test_tokens_behind_videos_are_those_of_transformers(name: str, chunk: int) -> None:
+    own = videos.prompt(name)
+    assert tokens_of(name, chunk, [own]) == [videos.judged(name, *own, MAX_TOKENS)[1]]
