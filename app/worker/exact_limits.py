@@ -43,8 +43,8 @@ _REFUSED: Mapping[str, str] = {
     "enable_lora": f"a step with adapters {_UNSHOWN}",
     "logits_processors": f"a plugin that edits the logits of all rows {_UNSHOWN}",
     "tensor_parallel_size": "sums over ranks depend on how many there are (batch_and_layout, which is not there yet)",
-    "pipeline_parallel_size": f"a pipeline {_UNSHOWN}",
 }
+_REFUSED_ON_GPUS: Mapping[str, str] = {"pipeline_parallel_size": f"a pipeline of GPUs {_UNSHOWN}"}
 
 
 def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
@@ -71,7 +71,7 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
             param="num_threads",
         )
-    for name, reason in _REFUSED.items():
+    for name, reason in {**_REFUSED, **(_REFUSED_ON_GPUS if device.type == "cuda" else {})}.items():
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name}: {reason}; leave it out, or deterministic", param=name)
     drafter = config.speculative_config

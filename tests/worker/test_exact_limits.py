@@ -31,6 +31,7 @@ def refuse(
 def test_what_is_exact() -> None:
     refuse()
     refuse(dtype=torch.bfloat16, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+    refuse(pipeline_parallel_size=2)
     refuse(kv_host_memory_bytes=1 << 20, enable_prefix_caching=True, max_num_batched_tokens=7)
     refuse({"architectures": ["NoSuchForCausalLM"]}, deterministic="off", num_threads=None)
 
@@ -50,7 +51,6 @@ def test_what_is_exact() -> None:
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: a quantized KV cache"),
         ({"enable_lora": True}, "enable_lora: a step with adapters"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: sums over ranks"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: a pipeline"),
         ({"speculative_config": {"method": "eagle", "model": "x"}}, "the drafter eagle was not shown"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
@@ -66,6 +66,8 @@ def test_gpus() -> None:
         refuse(device=gpu, dtype=torch.bfloat16, num_threads=None)
         with pytest.raises(ConfigError, match="deterministic: dtype bfloat16"):
             refuse(device=gpu)
+        with pytest.raises(ConfigError, match="pipeline_parallel_size: a pipeline of GPUs was not shown"):
+            refuse(device=gpu, dtype=torch.bfloat16, pipeline_parallel_size=2)
     for generation in (0, 8, 10):
         with as_on(generation), pytest.raises(ConfigError, match="on CPUs and NVIDIA's Hopper GPUs only so far"):
             refuse(device=gpu, dtype=torch.bfloat16)

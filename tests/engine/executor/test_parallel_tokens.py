@@ -178,3 +178,21 @@ def test_same_tokens_as_one_rank(
         assert watched.most_out >= pp, "the stages idle"
         assert watched.neighbours > 20
         assert watched.overlaps == 0, "a step waited for the tokens of the one before it"
+
+
+def test_stages_give_the_same_bits(directory: Path) -> None:
+    """`deterministic` in bf16: logprobs of three stages are those of one rank, prompts' too."""
+
+    def bits(kind: type[Executor], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        config = make_config(directory, dtype="bfloat16", deterministic="batch", **options)
+        core = EngineCore(config, ModelInfo.from_directory(config.model), kind(config), KEY)  # type: ignore[call-arg]
+        try:
+            core.start()
+            found = run(core, requests(6, temperature=0.9, logprobs=20, prompt_logprobs=1, max_tokens=3))
+            return found.logprobs, found.prompt_logprobs
+        finally:
+            core.shutdown()
+
+    one_rank = bits(InProcessExecutor, executor="in_process")
+    assert len(one_rank[0]) == 6
+    assert bits(ForkedExecutor, pipeline_parallel_size=3) == one_rank
