@@ -24,6 +24,7 @@ from app.layers.experts.expert_linear import ExpertLinear
 from app.layers.quantized_layer import QuantizedLayer
 from app.layers.vocab import LMHead, VocabShard
 from app.loading.adapter_changes import SIDES, LayerChange, changes_of
+from app.loading.adapter_experts import ModulePair, expert_pairs
 from app.loading.quantized_modules import quantized_parts
 from app.loading.weight_update import GivenTensor
 from app.models.base import EngineModel
@@ -92,13 +93,12 @@ class AdapterReader:
         what passes is no larger than the model has room for."""
         taken: set[tuple[AdaptedLayer, str]] = set()
         for module, entry in files.modules.items():
-            for name, first, second in self._modules(entry, _meta(entry.first), _meta(entry.second)):
-                for layer, part, size in self._places_of(files, entry, name, first, second):
+            for pair in self._modules(entry, _meta(entry.first), _meta(entry.second)):
+                for layer, part, size in self._places_of(files, entry, pair):
                     if (layer, part) in taken:
                         raise CheckpointError(f"{module}: another tensor is for the same layer", param=PARAM)
                     taken.add((layer, part))
-                    if entry.num_experts and isinstance(layer, ExpertLinear):
-                        _check_experts(module, entry.num_experts, layer.share.num_experts)
+                    first, second = pair.first, pair.second
                     inputs, outputs = (size, len(second)) if entry.is_table else (first.shape[1], size)
                     self._check_sizes(module, layer, part, inputs, outputs)
                     if files.config.ties and isinstance(layer, VocabShard):
@@ -116,58 +116,44 @@ class AdapterReader:
 
     def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
         whole = (_read(one, content) for one in (entry.first, entry.second))
-        for name, first, second in self._modules(entry, *whole):
+        for pair in self._modules(entry, *whole):
             if entry.is_table:
-                for layer, part, _ in self._places_of(files, entry, name, first, second):
+                for layer, part, _ in self._places_of(files, entry, pair):
                     inputs = layer.input_share
-                    own = first[:, inputs.start : inputs.start + inputs.size]
-                    yield LayerPair(entry.module, layer, part, own, second, entry.scale)
+                    own = pair.first[:, inputs.start : inputs.start + inputs.size]
+                    yield LayerPair(entry.module, layer, part, own, pair.second, entry.scale)
                 continue
-            for layer, part, rows in self._rows(name, _as_weight(files, second)):
+            for layer, part, rows in self._rows_of_pair(files, pair):
                 outputs, inputs = layer.output_shares[part], layer.input_share
                 own = rows.whole()[outputs.start : outputs.start + outputs.size]
-                first_own = first[:, inputs.start : inputs.start + inputs.size]
+                first_own = pair.first[:, inputs.start : inputs.start + inputs.size]
                 yield LayerPair(entry.module, layer, part, first_own, own, entry.scale)
 
-    def _modules(
-        self, entry: LowRankEntry, first: torch.Tensor, second: torch.Tensor
-    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _modules(self, entry: LowRankEntry, first: torch.Tensor, second: torch.Tensor) -> Iterable[ModulePair]:
         """The modules that a pair is for, each with its two matrices: of a parameter of experts one for each."""
-        if not entry.num_experts:
-            yield entry.module, first, second
-            return
-        experts, _, part = entry.module.rpartition(".")
-        parts = {"gate_up_proj": ("gate_proj", "up_proj")}.get(part, (part,))  # rows of gate lie above those of up
-        self._expect_stackable(entry, len(second), first.shape[1])
-        for number in range(entry.num_experts):
-            own = first[number * entry.rank : (number + 1) * entry.rank]
-            rows = second[:, number :: entry.num_experts].chunk(len(parts))
-            for name, of_part in zip(parts, rows, strict=False):  # fewer rows than parts are no layer's
-                yield f"{experts}.{number}.{name}", own, of_part
-
-    def _expect_stackable(self, entry: LowRankEntry, num_outputs: int, num_inputs: int) -> None:
-        """UnsupportedError where the base model's checkpoints hold these experts in one tensor themselves, which may
-        have its rows in another order."""
-        shape = (entry.num_experts, num_outputs, num_inputs)
-        given = GivenTensor.of(entry.module, torch.empty(shape, device="meta"), "the adapter")
-        try:
-            names = [name for name, _ in self._model.own_tensors(given.name, given)]
-        except (RuntimeError, CheckpointError):
-            names = []
-        if names != [entry.module]:
-            what = "LoRA on experts that this model's checkpoints hold in one tensor is not supported"
-            raise UnsupportedError(f"{entry.module}: {what}", param=PARAM)
+        if entry.num_experts:
+            return expert_pairs(self._model, entry, first, second)
+        return [ModulePair(entry.module, first, second)]
 
     def _places_of(
-        self, files: AdapterFiles, entry: LowRankEntry, module: str, first: torch.Tensor, second: torch.Tensor
+        self, files: AdapterFiles, entry: LowRankEntry, pair: ModulePair
     ) -> Iterator[tuple[AdaptedLayer, str, int]]:
         """The layers and parts that a module's pair is for, and how many rows of the checkpoint's weight go there."""
-        weight = first.t() if entry.is_table else _as_weight(files, second)
-        for layer, part, rows in self._rows(module, weight):
+        found = self._rows(pair.module, pair.first.t()) if entry.is_table else self._rows_of_pair(files, pair)
+        for layer, part, rows in found:
             if entry.is_table != (layer.kind == "embedding"):
                 what = "an embedding" if entry.is_table else "another layer"
-                raise CheckpointError(f"{module}: its matrices are {what}'s; the layer is not", param=PARAM)
+                raise CheckpointError(f"{pair.module}: its matrices are {what}'s; the layer is not", param=PARAM)
             yield layer, part, rows.shape[0]
+
+    def _rows_of_pair(self, files: AdapterFiles, pair: ModulePair) -> Iterator[tuple[AdaptedLayer, str, StoredTensor]]:
+        """The layers of this rank that a pair goes to, with the rows of its second matrix that each part gets."""
+        if not pair.is_own:
+            yield from self._rows(pair.module, _as_weight(files, pair.second))
+            return
+        layer, part = self._layer(pair.module, pair.module)
+        if layer is not None:
+            yield layer, part, GivenTensor.of(pair.module, pair.second, "the adapter")
 
     def _changes(self, files: AdapterFiles, content: bytearray | None) -> list[LayerChange]:
         """Without contents where there is none."""
@@ -238,12 +224,6 @@ class AdapterReader:
         if (num_outputs, num_inputs) != (outputs, inputs):
             what = f"for {num_inputs} inputs and {num_outputs} outputs; the layer has {inputs} and {outputs}"
             raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
-
-
-def _check_experts(module: str, given: int, there_are: int) -> None:
-    if given != there_are:
-        what = f"for {given} experts; the layer has {there_are}"
-        raise CheckpointError(f"{module}: its matrices are {what}", param=PARAM)
 
 
 def _of_other_ranks(name: str, layer: ExpertLinear) -> Iterator[str]:

@@ -22,6 +22,8 @@ class EngineModel(Layer, ABC):
     # What it wants of the worker besides, as "module:attribute": makes a WorkerFeature (worker/features), or None.
     features: tuple[str, ...] = ()
     keeps_inputs: bool = False  # whether it shows what its layers read (ForwardContext.keep)
+    # Whether PEFT takes inputs and outputs of its layers' experts for each other (loading/adapter_experts.py).
+    swaps_expert_adapters: bool = False
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

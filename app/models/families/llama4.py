@@ -39,6 +39,7 @@ class Llama4ForCausalLM(CausalLM):
 
     blocks = Blocks(attention=attention)
     rope_defaults = MappingProxyType({"rope_theta": 500_000.0})
+    swaps_expert_adapters = True
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:

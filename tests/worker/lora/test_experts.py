@@ -3,16 +3,19 @@ transformers 5), and one for all experts of a parameter."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from app.errors import MantaError
 from tests.adapters import pair, peft_adapter, peft_logits, write_adapter
 from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.tiny_media import media_judge, tiny_media_model
 from tests.tiny_models import tiny_model
 from tests.worker.lora.test_adapters import ATTENTION, PROMPT, load, runs
 from tests.worker.worker_driver import Driver, all_logits, decode_statically
@@ -29,6 +32,16 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "patterns": (
         "mixtral",
         {"r": 4, "target_modules": [], "target_parameters": BOTH, "rank_pattern": {"experts.gate_up_proj": 7}},
+    ),
+    # Families whose checkpoints hold experts in one tensor themselves.
+    "rows in turn": ("gpt_oss", {"r": 4, "target_modules": ["q_proj"], "target_parameters": BOTH}),
+    "swapped": (
+        "llama4",
+        {
+            "r": 4,
+            "target_modules": ["o_proj"],
+            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+        },
     ),
     "beside shared ones": (
         "deepseek_v3",
@@ -89,6 +102,20 @@ def test_logits_are_pefts(tmp_path: Path, kind: str) -> None:
     check(model, peft_adapter(model, tmp_path, **config), is_bit_equal=variant != "deepseek_v3")
 
 
+def test_logits_are_pefts_where_checkpoints_hold_inputs_first(tmp_path: Path) -> None:
+    """Qwen3-VL: in one tensor, which transformers turns round as it reads it."""
+    model = tiny_media_model("qwen3_vl_moe")
+    config = {"r": 4, "target_modules": r".*language_model.*\.q_proj", "target_parameters": BOTH}
+    judge = media_judge.__wrapped__  # one that is nobody else's: PEFT changes it
+    adapter = peft_adapter(model, tmp_path, base=judge(model), **config)
+    adapted: Any = PeftModel.from_pretrained(judge(model), adapter).eval()
+    with torch.inference_mode():
+        truth = adapted(input_ids=torch.tensor([PROMPT])).logits[0]
+    driver = adapting(model, chunk=5)
+    own = all_logits(driver, PROMPT, load(driver, adapter))
+    assert (own - truth).abs().max() < 1e-4 * max(1.0, float(truth.abs().max()))
+
+
 @pytest.mark.parametrize("variant", NAMES)
 def test_logits_of_a_pair_for_each_expert_are_pefts(tmp_path: Path, variant: str) -> None:
     family, changes = EXPERT_VARIANTS[variant]
@@ -146,21 +173,48 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, ending: str, make:
         load(adapting(model), changed(adapter, tmp_path / "a", ending, make))
 
 
-@pytest.mark.parametrize("count", [4, 6])
-def test_another_number_of_experts_is_refused(tmp_path: Path, count: int) -> None:
-    family, changes = EXPERT_VARIANTS["mixtral"]
+@pytest.mark.parametrize(
+    ("kind", "count", "own"), [("mixtral", 4, 5), ("mixtral", 6, 5), ("rows in turn", 9, 6), ("swapped", 2, 4)]
+)
+def test_another_number_of_experts_is_refused(tmp_path: Path, kind: str, count: int, own: int) -> None:
+    variant, config = STACKED[kind]
+    family, changes = EXPERT_VARIANTS[variant]
     other = tiny_model(family, **{**changes, "num_local_experts": count})
-    adapter = peft_adapter(other, tmp_path, **STACKED["mixtral"][1])
-    with pytest.raises(MantaError, match=rf"gate_up_proj: its matrices are for {count} experts; the layer has 5"):
+    adapter = peft_adapter(other, tmp_path, **config)
+    with pytest.raises(MantaError, match=rf"_proj: its matrices are for {count} experts; the layer has {own}"):
         load(adapting(tiny_model(family, **changes)), adapter)
 
 
-def test_families_with_another_order_of_rows_are_refused(tmp_path: Path) -> None:
-    family, changes = EXPERT_VARIANTS["gpt_oss"]
+def test_an_adapter_that_swaps_nothing_is_taken_where_sizes_say_so(tmp_path: Path) -> None:
+    """What PEFT wrote for Llama 4 before it swapped: the same product by its matrices the other way round."""
+    family, changes = EXPERT_VARIANTS["llama4"]
     model = tiny_model(family, **changes)
-    adapter = peft_adapter(model, tmp_path, r=4, target_modules=[], target_parameters=BOTH)
-    with pytest.raises(MantaError, match=r"gate_up_proj: LoRA on experts that this model's checkpoints hold in one"):
-        load(adapting(model), adapter)
+    swapped = peft_adapter(model, tmp_path / "a", **STACKED["swapped"][1])
+    tensors = load_file(swapped / "adapter_model.safetensors")
+    rank = STACKED["swapped"][1]["r"]
+    for name in [name for name in tensors if "experts" in name and name.endswith("lora_A.weight")]:
+        other = name.replace("lora_A", "lora_B")
+        first, second = tensors[name], tensors[other]
+        experts = len(first) // rank
+        tensors[name] = second.unflatten(1, (rank, experts)).permute(2, 1, 0).flatten(0, 1).contiguous()
+        tensors[other] = first.unflatten(0, (experts, rank)).permute(2, 1, 0).flatten(1).contiguous()
+    config = json.loads((swapped / "adapter_config.json").read_text())
+    plain = write_adapter(tmp_path / "b", tensors, **config)
+    driver = adapting(model)
+    found = [all_logits(driver, PROMPT, load(driver, path)) for path in (swapped, plain)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_magnitudes_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+    family, changes = EXPERT_VARIANTS["mixtral"]
+    adapter = apart("mixtral", tmp_path / "a")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in tensors if name.endswith("lora_B.weight")]:
+        tensors[name.replace("lora_B.weight", "lora_magnitude_vector")] = torch.ones(len(tensors[name]))
+    config = {**json.loads((adapter / "adapter_config.json").read_text()), "use_dora": True}
+    driver = adapting(tiny_model(family, **changes), lora_extras=True)
+    with pytest.raises(MantaError, match=r"experts\.0\.w1.*experts"):
+        load(driver, write_adapter(tmp_path / "b", tensors, **config))
 
 
 def test_without_the_option_they_are_refused_by_its_name(tmp_path: Path) -> None:
