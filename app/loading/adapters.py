@@ -88,9 +88,9 @@ class AdapterReader:
         experts = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, ExpertLinear))
         self._elsewhere |= {one for name, layer in experts for one in _of_other_ranks(name, layer)}
 
-    def check(self, files: AdapterFiles) -> None:
-        """CheckpointError, UnsupportedError name a tensor without a place, or of another size. By the header alone:
-        what passes is no larger than the model has room for."""
+    def check(self, files: AdapterFiles) -> frozenset[AdaptedLayer]:
+        """The layers of this rank that it changes. CheckpointError, UnsupportedError name a tensor without a place, or
+        of another size. By the header alone: what passes is no larger than the model has room for."""
         taken: set[tuple[AdaptedLayer, str]] = set()
         for module, entry in files.modules.items():
             for pair in self._modules(entry, _meta(entry.first), _meta(entry.second)):
@@ -103,8 +103,10 @@ class AdapterReader:
                     self._check_sizes(module, layer, part, inputs, outputs)
                     if files.config.ties and isinstance(layer, VocabShard):
                         raise UnsupportedError(f"{module}: ensure_weight_tying is not supported", param=PARAM)
-        for change in self._changes(files, None):
+        changes = self._changes(files, None)
+        for change in changes:
             change.check()
+        return frozenset(layer for layer, _ in taken) | {change.layer for change in changes}
 
     def pairs(self, files: AdapterFiles, content: bytearray) -> list[LayerPair]:
         """The matrices of an adapter that was checked, whose file of weights holds `content`: they are views of it."""

@@ -79,22 +79,25 @@ class Adapters(WorkerFeature):
     def check_adapter(self, directory: str) -> AdapterFiles:
         """The files of an adapter, of which the headers alone were read. CheckpointError, UnsupportedError and
         InvalidRequestError name what is wrong with it."""
+        return self._checked(directory)[0]
+
+    def _checked(self, directory: str) -> tuple[AdapterFiles, int]:
+        """The files, and the memory of the host that the adapter will take."""
         files = AdapterFiles.read(directory, self._max_rank)
-        self._reader.check(files)
-        return files
+        return files, self._pool.host_bytes(files.rank, self._reader.check(files))
 
     def read_adapter(self, directory: str, digest: bytes) -> None:
         """Begin to take an adapter into host memory, beside the steps; errors of `check_adapter`."""
         if digest in self._loaded or digest in self._reading:
             return
-        files = self.check_adapter(directory)
-        self._check_memory(files.rank)
+        files, size = self._checked(directory)
+        self._check_memory(size)
         self._reading[digest] = self._threads.submit(self._read, files, digest)
-        self._sizes[digest] = self._pool.host_bytes(files.rank)
+        self._sizes[digest] = size
         self._began[digest] = time.monotonic()
 
-    def _check_memory(self, rank: int) -> None:
-        own, taken, most = self._pool.host_bytes(rank), sum(self._sizes.values()), self._most_bytes
+    def _check_memory(self, own: int) -> None:
+        taken, most = sum(self._sizes.values()), self._most_bytes
         if most and taken + own > most:
             what = f"it takes {own:,} bytes, and those that are loaded {taken:,}: unload one"
             raise InvalidRequestError(f"lora_path: lora_host_memory_bytes={most:,}: {what}", param="lora_path")

@@ -63,7 +63,7 @@ class Fitting:
     def _differ(self, adapter: HostAdapter, change: LayerChange, weight: torch.Tensor) -> None:
         """Two matrices whose product is what a whole weight [N, K] differs by."""
         assert isinstance(change.layer, ReplicatedLinear)
-        first, second = _matrices(self._pool.place(change.layer), adapter.rows, change.part)
+        first, second = _matrices(adapter.places[change.layer], adapter.rows, change.part)
         differs = weight - change.layer.multiplier.float().cpu()
         for rank, row in enumerate(differs):
             first[rank // first.shape[1], rank % first.shape[1]] = row
@@ -86,7 +86,7 @@ class Fitting:
         layer, place = change.layer, self._pool.place(change.layer)
         if layer not in self._squares:
             self._squares[layer] = layer.squares()
-        matrices = _matrices(place, adapter.rows, change.part)
+        matrices = _matrices(adapter.places[layer], adapter.rows, change.part)
         first, second = (matrix.to(layer.device) for matrix in matrices)
         first, second = first.flatten(0, 1), second.transpose(0, 1).flatten(1)  # [ranks, K], [N, ranks]
         begin = place.start_of(change.part)

@@ -1,14 +1,14 @@
 """The memory of a rank's slots: the matrices of all layers of each adapter that steps may compute with.
 
-A slot is rows of TILE_RANK ranks of all layers, one behind the other: an adapter of few ranks is the first of them, and
-goes from host memory into its slot in one copy. Where adapters may have more than matrices, a slot has a factor and a
-shift for each output, too.
+A slot is rows of TILE_RANK ranks of all layers, one behind the other: an adapter of few ranks is the first of them. In
+host memory it has the layers that it changes alone, and goes into its slot in a copy for each run of these. Where
+adapters may have more than matrices, a slot has a factor and a shift for each output, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -47,6 +47,10 @@ class LayerPlace:
         """Outputs of this layer and those before it."""
         return self.outputs + sum(self.part_sizes)
 
+    def moved(self, by: int) -> LayerPlace:
+        """The same in other rows, so many numbers further on."""
+        return replace(self, first=self.first + by, second=self.second + by, end=self.end + by)
+
     def start_of(self, part: str) -> int:
         """The first of a part's outputs among the layer's."""
         return sum(self.part_sizes[: self.parts.index(part)])
@@ -68,7 +72,9 @@ class LayerPlace:
 class HostAdapter:
     """An adapter in host memory."""
 
-    rows: torch.Tensor  # [tiles, width], as it will lie in its slot
+    rows: torch.Tensor  # [tiles, width of its own layers], of which each lies as it will in its slot
+    places: Mapping[AdaptedLayer, LayerPlace]  # of its own layers, in these rows
+    runs: Sequence[tuple[int, int, int]]  # where numbers lie in a slot's row, where in these, how many
     changes: torch.Tensor | None  # fp32 [2, outputs]: factors and shifts; None: slots have none
     held: list[LayerChange] = field(default_factory=list)  # what those are made of
 
@@ -145,19 +151,21 @@ class SlotPool:
         sizes = tuple(share.size for share in layer.part_shares.values())
         return ExpertMatrices(first, second, self._num_tiles, sizes)
 
-    def host_bytes(self, rank: int) -> int:
-        """Memory of the host that an adapter of this rank takes."""
+    def host_bytes(self, rank: int, layers: Collection[AdaptedLayer]) -> int:
+        """Memory of the host that an adapter of this rank takes, which changes these layers."""
         changes = 0 if self._changes is None else self._changes[0].nbytes
-        return -(-rank // TILE_RANK) * self._width * self._slots.dtype.itemsize + changes
+        width = sum(place.end - place.first for layer, place in self._places.items() if layer in layers)
+        return -(-rank // TILE_RANK) * width * self._slots.dtype.itemsize + changes
 
     def on_host(self, pairs: Sequence[LayerPair], held: Sequence[LayerChange] = (), rank: int = 1) -> HostAdapter:
-        """An adapter of this rank as it will lie in its slot, in host memory that the device copies by itself; its
-        factors and shifts are yet to be worked out. CheckpointError names a tensor whose numbers are none."""
+        """An adapter of this rank, in host memory that the device copies by itself; its factors and shifts are yet to
+        be worked out. CheckpointError names a tensor whose numbers are none."""
         tiles = -(-rank // TILE_RANK)
         pinned = platform_of(self._device).is_async
-        rows = torch.zeros(tiles, self._width, dtype=self._slots.dtype, pin_memory=pinned)
+        places, runs, width = self._own({pair.layer for pair in pairs} | {change.layer for change in held})
+        rows = torch.zeros(tiles, width, dtype=self._slots.dtype, pin_memory=pinned)
         for pair in pairs:
-            place, rank = self._places[pair.layer], len(pair.first)
+            place, rank = places[pair.layer], len(pair.first)
             part = place.parts.index(pair.part)
             start = sum(place.part_sizes[:part])
             for tile in range(-(-rank // TILE_RANK)):
@@ -166,11 +174,37 @@ class SlotPool:
                 pair.first_into(place.firsts(rows[tile])[part, :count], ranks)
                 pair.second_into(place.seconds(rows[tile])[start : start + len(pair.second), :count], ranks)
         changes = None if self._changes is None else torch.zeros(self._changes.shape[1:], pin_memory=pinned)
-        return HostAdapter(rows, changes, list(held))
+        return HostAdapter(rows, places, runs, changes, list(held))
+
+    def _own(
+        self, layers: Collection[AdaptedLayer]
+    ) -> tuple[dict[AdaptedLayer, LayerPlace], list[tuple[int, int, int]], int]:
+        """The places of these layers one behind the other, their runs (see HostAdapter), and how wide they are."""
+        places: dict[AdaptedLayer, LayerPlace] = {}
+        runs: list[tuple[int, int, int]] = []
+        width = 0
+        for layer, place in self._places.items():
+            if layer not in layers:
+                continue
+            places[layer], size = place.moved(width - place.first), place.end - place.first
+            if runs and runs[-1][0] + runs[-1][2] == place.first:
+                begin, own, before = runs.pop()
+                runs.append((begin, own, before + size))
+            else:
+                runs.append((place.first, width, size))
+            width += size
+        return places, runs, width
 
     def fill(self, slot: int, adapter: HostAdapter) -> None:
         """Put an adapter into a slot, behind all steps that were enqueued: none of them meets another's matrices."""
-        self._slots[slot, : len(adapter.rows)].copy_(adapter.rows, non_blocking=True)
+        rows = self._slots[slot, : len(adapter.rows)]
+        if adapter.rows.shape[1] == self._width:
+            rows.copy_(adapter.rows, non_blocking=True)
+        else:
+            rows.zero_()  # of layers that it does not change
+            for begin, own, size in adapter.runs:
+                for target, source in zip(rows, adapter.rows, strict=True):
+                    target[begin : begin + size].copy_(source[own : own + size], non_blocking=True)
         self._num_tiles[slot : slot + 1].fill_(len(adapter.rows))
         if self._changes is not None and adapter.changes is not None:
             self._changes[slot].copy_(adapter.changes, non_blocking=True)

@@ -147,14 +147,35 @@ def test_slots_are_given_away_and_adapters_come_back(adapters: list[Path]) -> No
     assert driver.run(runs([again]))[0].tokens == first[2]
 
 
+def held(driver: Driver) -> list[int]:
+    """Bytes of host memory of each adapter that is loaded."""
+    assert driver.worker._parts is not None
+    (feature,) = (one for one in driver.worker._parts.features._all if isinstance(one, Adapters))
+    assert [adapter.rows.nbytes for adapter in feature._loaded.values()] == list(feature._sizes.values())
+    return list(feature._sizes.values())
+
+
+def test_host_memory_holds_the_layers_alone_that_an_adapter_changes(tmp_path: Path) -> None:
+    """In a slot nothing is left of the adapter before it."""
+    model, config = tiny_model(), {"r": 20, "lora_alpha": 60}
+    whole = peft_adapter(model, tmp_path / "whole", **config, target_modules=[*ATTENTION, *MLP])
+    some = {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]}
+    few = peft_adapter(model, tmp_path / "few", **config, **some)
+    driver = adapting(model, max_loras=1)
+    asks = [load(driver, path) for path in (whole, few)]
+    assert 3 * held(driver)[1] < held(driver)[0]
+    for _ in range(2):
+        for ask, path in zip(asks, (whole, few), strict=True):
+            own, truth = all_logits(driver, PROMPT, ask), peft_logits(model, path, PROMPT)
+            assert (own - truth).abs().max() < 1e-4 * float(truth.abs().max())
+
+
 def test_adapters_take_no_more_host_memory_than_they_may(adapters: list[Path]) -> None:
     """Of ranks 2, 8 and 16, which take a tile each, and 24, which takes two."""
     driver = adapting(tiny_model())
     load(driver, adapters[0])
-    assert driver.worker._parts is not None
-    (feature,) = (one for one in driver.worker._parts.features._all if isinstance(one, Adapters))
-    (held,) = (adapter.rows.nbytes for adapter in feature._loaded.values())
-    driver = adapting(tiny_model(), lora_host_memory_bytes=3 * held - 1)
+    (own,) = held(driver)
+    driver = adapting(tiny_model(), lora_host_memory_bytes=3 * own - 1)
     asks = [load(driver, adapter) for adapter in adapters[:2]]
     for adapter in adapters[2:]:
         with pytest.raises(InvalidRequestError, match="lora_host_memory_bytes"):
