@@ -17,12 +17,13 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.gguf_experts import expert_sizes, is_plain, parts_of, stored_tensors
+from tests.gguf_states import PLAIN, state_sizes, state_tensors
 from tests.tiny_models import hf_model
 
 Types = Callable[[str], str]  # GGUF's name of a tensor -> its type
 _HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 _PERMUTED = ("llama", "granite", "granitemoe")
-_SHIFTED = ("gemma", "gemma2", "gemma3")
+_SHIFTED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 
 
 def random_blocks(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -59,7 +60,8 @@ def write_gguf(
     judge = hf_model(source).requires_grad_(False)
     config = json.loads((source / "config.json").read_text())
     writer = _writer(file, architecture, shards, sum(1 for _ in judge.named_parameters()))
-    values = _sizes(config, architecture) | expert_sizes(config, architecture) | dict(metadata or {})
+    values = _sizes(config, architecture) | expert_sizes(config, architecture) | state_sizes(config)
+    values |= dict(metadata or {})
     for key, value in values.items():
         if value is None:  # not as the converter has it now
             continue
@@ -73,6 +75,15 @@ def write_gguf(
     for name, parameter in stored_tensors(judge):
         module, _, leaf = name.rpartition(".")
         if tied and module == "lm_head":
+            continue
+        of_states = list(state_tensors(name, parameter, config, architecture))
+        for own, written, restore in of_states:
+            kind = "F32" if own.split(".")[2] in PLAIN else types(own)
+            raw, numbers = _stored(written.contiguous().numpy(), kind, number)
+            writer.add_tensor(own, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+            restore(torch.from_numpy(numbers.copy()))
+            number += 1
+        if of_states:
             continue
         for own, values in parts_of(name, parameter, config) or [(f"{names.get_name(module)}.{leaf}", parameter)]:
             permuted = architecture in _PERMUTED and re.search(r"[qk]_proj$", module)

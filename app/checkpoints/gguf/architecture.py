@@ -27,11 +27,16 @@ LAYER = {
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_BARE = re.compile(r"blk\.(\d{1,6})\.(\w+)")  # without a leaf
 _ONE_EXPERT = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)\.(\d{1,6})\.weight")  # files of 2023
 
 
 def _nothing(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
     return {}
+
+
+def _as_they_are(places: Mapping[str, dict[str, Any]], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return dict(places)
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +53,9 @@ class Architecture:
     rope: Mapping[str, Any] = field(default_factory=dict)  # what its YaRN has beside the metadata
     pairs: bool = False  # rows of queries and keys lie in the order of rotated pairs
     norm_offset: float = 0.0  # added to norm weights when they were written
+    plain_norm: str = "-"  # with which the name of one ends that it was not added to
+    # What becomes of tensors' places (see `description.py`) by config.json: other parts, orders and numbers.
+    arranged: Callable[[Mapping[str, dict[str, Any]], Mapping[str, Any]], dict[str, dict[str, Any]]] = _as_they_are
 
     def own_name(self, name: str) -> str:
         """The tensor's name in a checkpoint of transformers; UnsupportedError where the family has no such."""
@@ -57,6 +65,8 @@ class Architecture:
                 return f"model.layers.{match[1]}.{own}"
             if (own := self.layer_names.get(match[2])) is not None:
                 return f"model.layers.{match[1]}.{own}.{leaf}"
+        elif (match := _BARE.fullmatch(name)) and match[2] in self.layer_names:
+            return f"model.layers.{match[1]}.{self.layer_names[match[2]]}"
         elif (match := _ONE_EXPERT.fullmatch(name)) and "ffn_down_exps" in self.layer_names:
             return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
         elif module in _OUTSIDE:

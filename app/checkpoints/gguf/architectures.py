@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.checkpoints.gguf.architecture import LAYER, Architecture
+from app.checkpoints.gguf.delta_families import DELTA_FAMILIES
 from app.checkpoints.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
 from app.errors import UnsupportedError
 
@@ -30,6 +31,7 @@ ARCHITECTURES = {
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
     "granite": Architecture("granite", "GraniteForCausalLM", numbers=MULTIPLIERS, pairs=True),
     **EXPERT_FAMILIES,
+    **DELTA_FAMILIES,
 }
 
 

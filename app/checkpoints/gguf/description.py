@@ -28,7 +28,7 @@ from app.checkpoints.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
 TOKENIZER = "gguf_tokenizer.json"
-_VERSION = 3  # of what is made
+_VERSION = 4  # of what is made
 _TEMPLATE = "tokenizer.chat_template"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NORMS = re.compile(r".*norm\.weight")
@@ -70,7 +70,7 @@ def _make(files: list[Path], directory: Path) -> None:
     for number, file in enumerate(files):
         (directory / _link(number)).symlink_to(file)
     places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
-    places = join_keys_and_values(places)
+    places = architecture.arranged(join_keys_and_values(places), config)
     config |= _quantization(places)
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", _generation(whole.metadata, config["vocab_size"]))
@@ -105,7 +105,7 @@ def _quantization(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         part: place["type"]
         for name, place in places.items()
         for part in _parts_of(name.removesuffix(".weight"))
-        if place["type"] not in PLAIN and "values" not in place
+        if place["type"] not in PLAIN and not {"values", "numbers"} & place.keys()
     }
     return {"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {}
 
@@ -154,7 +154,8 @@ def _place(name: str, number: int, tensor: GgufTensor, architecture: Architectur
     is_paired = architecture.pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
     if is_paired and (head_dim % 2 or tensor.shape[0] % head_dim):
         raise CheckpointError(f"GGUF: {name} has shape {list(tensor.shape)}, no heads of {head_dim}", param="model")
-    offset = architecture.norm_offset if _NORMS.fullmatch(name) else 0.0
+    is_shifted = _NORMS.fullmatch(name) and not name.endswith(architecture.plain_norm)
+    offset = architecture.norm_offset if is_shifted else 0.0
     is_one_row = name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1  # llama.cpp squeezes it
     return {
         "file": _link(number),

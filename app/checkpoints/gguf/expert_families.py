@@ -19,7 +19,7 @@ _EXPERTS = {
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
 _LAYER = LAYER | _EXPERTS
-_SHARED = _LAYER | {
+SHARED = _LAYER | {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -28,7 +28,7 @@ _SHARED = _LAYER | {
 }
 _POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _GPT_OSS = _LAYER | _POST_NORM | {"attn_sinks.weight": "self_attn.sinks"}
-_LATENT = _SHARED | {
+_LATENT = SHARED | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -40,7 +40,7 @@ _LATENT = _SHARED | {
 }
 
 _CHOSEN = {"num_experts_per_tok": "expert_used_count"}
-_QWEN = _CHOSEN | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
+QWEN = _CHOSEN | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 _LOCAL = _CHOSEN | {"num_local_experts": "expert_count"}
 _ROUTED = _CHOSEN | {
     "n_routed_experts": "expert_count",
@@ -126,30 +126,30 @@ def _deepseek(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 
 
 MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", _LAYER, sizes=_LOCAL, pairs=True)  # "llama" with experts
-_WIDE_SHARED = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+WIDE_SHARED = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
 _EXPERT_WIDTH = {"intermediate_size": "expert_feed_forward_length"}
 EXPERT_FAMILIES = {
     "qwen2moe": Architecture(
-        "qwen2_moe", "Qwen2MoeForCausalLM", _SHARED, {"norm_topk_prob": False}, _QWEN | _WIDE_SHARED
+        "qwen2_moe", "Qwen2MoeForCausalLM", SHARED, {"norm_topk_prob": False}, QWEN | WIDE_SHARED
     ),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _LAYER, {"norm_topk_prob": True}, _QWEN),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _LAYER, {"norm_topk_prob": True}, QWEN),
     "olmoe": Architecture(
         "olmoe", "OlmoeForCausalLM", _LAYER, {"norm_topk_prob": False}, _CHOSEN | {"num_experts": "expert_count"}
     ),
     "granitemoe": Architecture(
-        *("granitemoeshared", "GraniteMoeSharedForCausalLM", _SHARED),
+        *("granitemoeshared", "GraniteMoeSharedForCausalLM", SHARED),
         sizes=_LOCAL, numbers=MULTIPLIERS, derived=_shared_of_granite, pairs=True,
     ),
     "gpt-oss": Architecture(
         "gpt_oss", "GptOssForCausalLM", _GPT_OSS, sizes=_LOCAL | _EXPERT_WIDTH, rope={"truncate": False}
     ),
-    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _SHARED | _POST_NORM, sizes=_ROUTED, derived=_glm4),
-    "dots1": Architecture("dots1", "Dots1ForCausalLM", _SHARED, sizes=_ROUTED, derived=_routed),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", SHARED | _POST_NORM, sizes=_ROUTED, derived=_glm4),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", SHARED, sizes=_ROUTED, derived=_routed),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _SHARED, sizes=_ERNIE, derived=_ernie
+        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", SHARED, sizes=_ERNIE, derived=_ernie
     ),
     "llama4": Architecture(
-        *("llama4_text", "Llama4ForCausalLM", _SHARED),
+        *("llama4_text", "Llama4ForCausalLM", SHARED),
         sizes=_LOCAL | _EXPERT_WIDTH | {"intermediate_size_mlp": "feed_forward_length"}, derived=_llama4,
     ),
     "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", _LATENT, sizes=_ROUTED, derived=_deepseek),

@@ -113,9 +113,22 @@ def _numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
     return form.dequantize().view(*stored.shape[:2], inputs)
 
 
+def _heads_by_keys(x: torch.Tensor, tiled: Mapping[str, int]) -> torch.Tensor:
+    """Heads side by side that have the same key, of which one of each key lay after the other."""
+    axis, keys, each = tiled["axis"], tiled["keys"], tiled["each"]
+    before, heads = torch.split(x, [tiled["first"], x.shape[axis] - tiled["first"]], axis)
+    shape = heads.shape
+    apart = heads.reshape(*shape[:axis], each, keys, shape[axis] // (each * keys), *shape[axis + 1 :])
+    return torch.cat((before, apart.transpose(axis, axis + 1).reshape(shape)), axis)
+
+
 def _restored(tensor: StoredTensor, place: Mapping[str, Any]) -> StoredTensor:
     if "pairs" in place:
         return pairs_to_halves(tensor, place["pairs"], place["pairs"])
     if "offset" in place:
         return computed(tensor, lambda x: x.float() - place["offset"])
-    return tensor
+    if "numbers" in place:
+        tensor = computed(tensor, lambda x: _numbers(place["type"], x[None])[0])
+    if "tiled" in place:
+        tensor = computed(tensor, lambda x: _heads_by_keys(x, place["tiled"]))
+    return computed(tensor, lambda x: (-x.float()).log()) if "logs" in place else tensor
