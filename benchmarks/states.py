@@ -34,7 +34,7 @@ AHEAD = 32  # steps in which the first requests decode while the last ones' prom
 # Parts by names of kernels, the first that fits.
 PARTS = {
     "states": r"delta_|space_|selective_scan|causal_conv|leave_inputs|gated_norm",
-    "experts": r"expert|gate_top|route|moe|sort",
+    "experts": r"expert|gate_kernel|route|moe|sort|scan_product|down_sum|sum_rows|place_pairs|wide_product|wide_fp8",
     "products": r"nvjet|gemm|cutlass|linear|splitK|cublas|gemv",
     "attention": r"attend|attention|prefill|decode_kernel|split|write_kv|rotat|rope",
     "sampling": r"gumbel|sample|penal|logit|read_kernel|draw_kernel|count_kernel",
