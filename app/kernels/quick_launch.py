@@ -9,8 +9,10 @@ know, is Triton's to launch.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from triton.runtime.jit import JITFunction, KernelParam
 
 _TRITONS_LAUNCH = JITFunction.run
 _FEW_BYTES = 1 << 31
+_CARVEOUT, _MOST = 9, 100  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent
 
 
 class QuickKernel:
@@ -31,6 +34,7 @@ class QuickKernel:
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
+        self.is_beside_others = False
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by key: what Triton calls, and its first arguments
         self._launch = _made_for(function, self.compiled, self._launch_slowly)
 
@@ -44,6 +48,8 @@ class QuickKernel:
         """Triton launches it, and compiles what is new; with a key, the next launch is a quick one."""
         kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
         if key is not None and kernel is not None:
+            if self.is_beside_others:
+                prefer_shared_memory(kernel.function)
             self.compiled[key] = (kernel.run, kernel.function, kernel.packed_metadata)
 
 
@@ -53,6 +59,28 @@ def quick_launch(function: Any) -> Any:
     if not isinstance(function, JITFunction) or torch.version.hip is not None:
         return function
     return QuickKernel(function)
+
+
+def beside_others(function: Any) -> Any:
+    """`quick_launch` of a kernel of few small programs, beside which the next launch is to begin. A multiprocessor's
+    memory is cut into cache and shared memory anew for a kernel only while nothing runs there; the driver would cut it
+    as suits this one, and the next, which wants more, would wait for its end."""
+    made = quick_launch(function)
+    if isinstance(made, QuickKernel):
+        made.is_beside_others = True
+    return made
+
+
+def prefer_shared_memory(function: int) -> None:
+    """Have multiprocessors that run this function of CUDA's driver keep as much shared memory as they can. A hint:
+    nothing depends on it but time."""
+    with suppress(OSError):  # no such library: launches that a test stands in for
+        _driver_library().cuFuncSetAttribute(ctypes.c_void_p(function), _CARVEOUT, _MOST)
+
+
+@cache
+def _driver_library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def kind_of(value: Any, specialize: bool) -> Any:

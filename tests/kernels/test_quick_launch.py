@@ -14,6 +14,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from app.kernels import quick_launch as quick_launching
 from app.kernels.compile_ahead import compile_ahead
 from app.kernels.quick_launch import QuickKernel, quick_launch
 from tests.kernels.noted_launches import noted_launches
@@ -75,6 +76,18 @@ def test_the_kernel_that_triton_would_launch(launched: list[Any]) -> None:
             sent = [value.data_ptr() if isinstance(value, torch.Tensor) else value or 0 for value in rest[3:]]
             assert sent == addresses, case
     assert len(launched) == 2 * sum(1 for _ in cases())
+
+
+def test_a_kernel_beside_others_prefers_shared_memory(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(quick_launching, "prefer_shared_memory", asked.append)
+    case, plain = next(cases()), kernel()
+    plain[(1,)](**case)
+    assert not asked
+    beside = quick_launching.beside_others(JITFunction(some_kernel, do_not_specialize=["T"]))
+    for _ in range(2):
+        beside[(1,)](**case)
+    assert asked == [launched[-1][4]], "once, the function that is launched"
 
 
 def test_triton_launches_a_kernel_once(launched: list[Any]) -> None:

@@ -34,38 +34,35 @@ class LowRankRows:
 
 
 @triton.jit
-def fetch_low_rank(i_n, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN: tl.constexpr):
-    """Have the second matrices of outputs from i_n on brought into the cache, a line of 128 bytes for 4 outputs."""
-    o_n = i_n + tl.arange(0, BN // 4)[:, None] * 4
-    for i_j in range(0, tl.load(p_jobs + 2 * num_jobs), 8):
-        o_j = i_j + tl.arange(0, 8)[None, :]
-        b_slot = tl.maximum(tl.load(p_jobs + o_j), 0).to(tl.int64)
-        p_line = p_second + b_slot * stride_slot + tl.load(p_jobs + num_jobs + o_j) * stride_tile + o_n * 16
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_line.to(tl.int64)], dtype=tl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
+def first_jobs(o_m, T, p_slots, p_jobs, num_jobs, BR: tl.constexpr):
+    """Ask for the number of jobs, the slots of rows o_m, slots and tiles of the first jobs: before the product,
+    so that they are there behind it."""
+    b_row = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
+    o_j = tl.arange(0, BR) // 16
+    return tl.load(p_jobs + 2 * num_jobs), b_row, tl.load(p_jobs + o_j), tl.load(p_jobs + num_jobs + o_j)
 
 
 @triton.jit
 def add_low_rank(
-    b_acc, o_m, o_n, m_n, i_out, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot, stride_tile, end_0,
-    end_1, end_2, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    b_acc, o_m, o_n, m_n, i_out, count, b_row, b_slot, b_tile, p_hidden, p_jobs, num_jobs, p_second, stride_slot,
+    stride_tile, end_0, end_1, end_2, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BM, BN] + the low-rank products of rows o_m in the outputs o_n, which are of one part, the one of output
-    i_out; rows without a slot keep their bits. Some jobs at a time: in each, the rows of other slots are zero."""
-    b_row = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
+    i_out; rows without a slot keep their bits. Some jobs at a time, the first ones as `first_jobs` found them: in each,
+    the rows of other slots are zero."""
     i_part = (i_out >= end_0).to(tl.int32) + (i_out >= end_1).to(tl.int32) + (i_out >= end_2).to(tl.int32)
     o_r = tl.arange(0, BR)
     b_more = tl.zeros_like(b_acc)
-    for i_j in tl.range(0, tl.load(p_jobs + 2 * num_jobs), BR // 16, num_stages=2):
-        b_slot = tl.load(p_jobs + i_j + o_r // 16)
-        b_tile = tl.load(p_jobs + num_jobs + i_j + o_r // 16)
+    for i_j in tl.range(0, count, BR // 16, num_stages=1):
         p_h = p_hidden + (o_m[:, None] * PARTS + i_part) * RANKS + (b_tile * 16 + o_r % 16)[None, :]
         o_b = b_slot.to(tl.int64) * stride_slot + b_tile * stride_tile + o_r % 16
         m_r = (b_slot >= 0)[None, :]
         b_h = tl.load(p_h, mask=(b_row[:, None] == b_slot[None, :]) & m_r, other=0.0)
         b_b = tl.load(p_second + o_n[:, None] * 16 + o_b[None, :], mask=m_n[:, None] & m_r, other=0.0)
+        o_j = i_j + BR // 16 + o_r // 16  # the next ones are on their way with the operands
+        b_slot = tl.load(p_jobs + o_j, mask=o_j < num_jobs, other=-1)
+        b_tile = tl.load(p_jobs + num_jobs + o_j, mask=o_j < num_jobs, other=0)
         b_more = tl.dot(b_h, tl.trans(b_b), b_more, input_precision=PRECISION)
     return tl.where((b_row >= 0)[:, None], b_acc + b_more, b_acc)
 

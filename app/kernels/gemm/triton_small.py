@@ -32,7 +32,7 @@ from app.kernels.gemm import (
     LinearOps,
     materialize,
 )
-from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants, fetch_low_rank
+from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants, first_jobs
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 
@@ -99,11 +99,9 @@ def small_linear_kernel(
     p_hidden: low-rank products are added, of which the kernel before computes the first half, and reads x itself."""
     if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
-    if EARLY and p_hidden is not None:
-        fetch_low_rank(tl.program_id(0) * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
-        if GATED:
-            fetch_low_rank(N + tl.program_id(0) * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    if p_hidden is not None:
+        count, b_row, b_slot, b_tile = first_jobs(o_m, T, p_slots, p_jobs, num_jobs, BR)
     m_m, m_n = o_m[:, None] < T, o_n < N
     if p_squares is not None:  # before the loop, so that they are on their way with the weight
         o_p = tl.arange(0, BP)[None, :]
@@ -124,13 +122,13 @@ def small_linear_kernel(
             tl.extra.cuda.gdc_wait()
         i_n = tl.program_id(0) * BN
         b_acc = add_low_rank(
-            b_acc, o_m, o_n, m_n, i_n, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
+            b_acc, o_m, o_n, m_n, i_n, count, b_row, b_slot, b_tile, p_hidden, p_jobs, num_jobs, p_second, stride_slot,
             stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
         )  # fmt: skip
         if GATED:
             b_up = add_low_rank(
-                b_up, o_m, N + o_n, m_n, N + i_n, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
-                stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
+                b_up, o_m, N + o_n, m_n, N + i_n, count, b_row, b_slot, b_tile, p_hidden, p_jobs, num_jobs, p_second,
+                stride_slot, stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
             )  # fmt: skip
     if GATED:
         # Rounded in between, as where the two are written and read again.
@@ -154,9 +152,9 @@ def small_linear_add_kernel(
     if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
     i_n, i_split = tl.program_id(0), tl.program_id(1)
-    if EARLY and p_hidden is not None:
-        fetch_low_rank(i_n * BN, p_jobs, num_jobs, p_second, stride_slot, stride_tile, BN)
     o_m, o_n = tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
+    if p_hidden is not None:
+        count, b_row, b_slot, b_tile = first_jobs(o_m, T, p_slots, p_jobs, num_jobs, BR)
     m_n = o_n < N
     m = (o_m[:, None] < T) & m_n[None, :]
     depth = tl.multiple_of(K // SPLITS, BK)  # else the compiler copies a few bytes at a time
@@ -183,8 +181,8 @@ def small_linear_add_kernel(
         if EARLY:
             tl.extra.cuda.gdc_wait()
         b_acc = add_low_rank(
-            b_acc, o_m, o_n, m_n, i_n * BN, T, p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot,
-            stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
+            b_acc, o_m, o_n, m_n, i_n * BN, count, b_row, b_slot, b_tile, p_hidden, p_jobs, num_jobs, p_second,
+            stride_slot, stride_tile, end_0, end_1, end_2, PARTS, RANKS, BR, PRECISION,
         )  # fmt: skip
     b_acc = b_acc.to(p_total.dtype.element_ty).to(tl.float32)  # as where the product is written and read again
     b_residual = tl.load(p_residual + o_m[:, None] * stride_residual + o_n[None, :], mask=m, other=0.0)

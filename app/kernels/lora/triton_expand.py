@@ -16,18 +16,20 @@ from app.kernels.lora.triton_shrink import Hidden
 from app.kernels.lora.triton_sort import SortedTokens
 from app.kernels.quick_launch import quick_launch
 
-COLUMNS = 64  # outputs of one program
+COLUMNS = 256  # outputs of one program
+_WIDTH = 64  # of them at a time
 _MOST_RANKS = 64  # that are multiplied at a time
 
 
 @triton.jit
-def _expanded(
-    b_acc, p_hidden, p_b, ranks, stride_tile, m_m, m_n, BR: tl.constexpr, PRECISION: tl.constexpr
+def _product(
+    p_hidden, p_b, ranks, stride_tile, m_m, m_n, BM: tl.constexpr, BN: tl.constexpr, RANKS: tl.constexpr,
+    BR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """b_acc + hidden second^T, by pointers [BM, 1] to a token's ranks and [BN, 1] to an output's."""
-    o_r = tl.arange(0, BR)[None, :]
-    for i_r in range(0, ranks, BR):
-        o_rank = i_r + o_r
+    """hidden second^T, by pointers [BM, 1] to a token's ranks and [BN, 1] to an output's."""
+    b_acc = tl.zeros([BM, BN], dtype=tl.float32)
+    for i_r in range(0, ranks if RANKS > BR else BR, BR):
+        o_rank = i_r + tl.arange(0, BR)[None, :]
         b_h = tl.load(p_hidden + o_rank, mask=m_m & (o_rank < ranks), other=0.0)
         b_b = tl.load(p_b + (o_rank // 16) * stride_tile + o_rank % 16, mask=m_n & (o_rank < ranks), other=0.0)
         b_acc = tl.dot(b_h, tl.trans(b_b), b_acc, input_precision=PRECISION)
@@ -39,14 +41,15 @@ def _expanded(
 def expand_kernel(
     p_y, p_second, p_num_tiles, p_order, p_chunks, p_hidden, p_part_tiles, p_out, T, C, N, stride_y, stride_out,
     stride_slot, stride_tile,
-    PARTS: tl.constexpr, RANKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    GATED: tl.constexpr, ACT: tl.constexpr, COPIES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BR: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, COPIES: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (C, pieces of the outputs): p_out = p_y + hidden second^T. COPIES: p_out is not p_y, so what has no slot is
+    """Grid (pieces of the outputs, C): p_out = p_y + hidden second^T. COPIES: p_out is not p_y, so what has no slot is
     copied. GATED: p_y [T, 2 N] is gate and up, p_out [T, N] their activation and product; pieces of N."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    i_c, i_n = tl.program_id(0), tl.program_id(1)
+    i_n, i_c = tl.program_id(0), tl.program_id(1)
     b_slot = tl.load(p_chunks + i_c).to(tl.int64)
     b_size = tl.load(p_chunks + 2 * C + i_c)
     if b_size == 0:
@@ -59,28 +62,35 @@ def expand_kernel(
     o_token = tl.load(p_order + tl.load(p_chunks + C + i_c) + o_m, mask=o_m < b_size, other=0).to(tl.int64)[:, None]
     if GATED:
         i_part = 0
-        o_n = i_n * BN + tl.arange(0, BN)
-        m_n = o_n < N
+        begin = i_n * COLUMNS
+        end = tl.minimum(begin + COLUMNS, N)
     else:
         i_part = tl.load(p_part_tiles + 3 * i_n + 2)
-        o_n = tl.load(p_part_tiles + 3 * i_n) + tl.arange(0, BN)
-        m_n = o_n < tl.load(p_part_tiles + 3 * i_n + 1)
-    m = m_m & m_n[None, :]
-    b_acc = tl.load(p_y + o_token * stride_y + o_n[None, :], mask=m, other=0.0).to(tl.float32)
-    if GATED:
-        b_up = tl.load(p_y + o_token * stride_y + N + o_n[None, :], mask=m, other=0.0).to(tl.float32)
-    if b_slot >= 0:
-        ranks = tl.load(p_num_tiles + b_slot) * 16
-        p_h = p_hidden + (o_token * PARTS + i_part) * RANKS
-        p_b = p_second + b_slot * stride_slot + o_n[:, None] * 16
-        b_acc = _expanded(b_acc, p_h, p_b, ranks, stride_tile, m_m, m_n[:, None], BR, PRECISION)
+        begin = tl.load(p_part_tiles + 3 * i_n)
+        end = tl.load(p_part_tiles + 3 * i_n + 1)
+    ranks = tl.load(p_num_tiles + b_slot, mask=b_slot >= 0, other=0) * 16
+    p_h = p_hidden + (o_token * PARTS + i_part) * RANKS
+    for i in tl.range(begin, end, BN, num_stages=1):
+        o_n = i + tl.arange(0, BN)
+        m_n = o_n < end
+        m = m_m & m_n[None, :]
+        p_in = p_y + o_token * stride_y + o_n[None, :]
+        b_y = tl.load(p_in, mask=m, other=0.0)
         if GATED:
-            b_up = _expanded(b_up, p_h + RANKS, p_b + N * 16, ranks, stride_tile, m_m, m_n[:, None], BR, PRECISION)
-    if GATED:
-        # Rounded in between, as where the two are written and read again.
-        b_acc = activate(b_acc.to(p_y.dtype.element_ty).to(tl.float32), ACT)
-        b_acc *= b_up.to(p_y.dtype.element_ty).to(tl.float32)
-    tl.store(p_out + o_token * stride_out + o_n[None, :], b_acc.to(p_out.dtype.element_ty), mask=m)
+            b_up = tl.load(p_in + N, mask=m, other=0.0)
+        if b_slot >= 0:
+            p_b = p_second + b_slot * stride_slot + o_n[:, None] * 16
+            b_more = _product(p_h, p_b, ranks, stride_tile, m_m, m_n[:, None], BM, BN, RANKS, BR, PRECISION)
+            b_y = (b_y.to(tl.float32) + b_more).to(p_y.dtype.element_ty)
+            if GATED:
+                p_h, p_b = p_h + RANKS, p_b + N * 16
+                b_more = _product(p_h, p_b, ranks, stride_tile, m_m, m_n[:, None], BM, BN, RANKS, BR, PRECISION)
+                b_up = (b_up.to(tl.float32) + b_more).to(p_y.dtype.element_ty)
+                p_h -= RANKS
+        if GATED:
+            # Rounded in between, as where the two are written and read again.
+            b_y = (activate(b_y.to(tl.float32), ACT) * b_up.to(tl.float32)).to(p_out.dtype.element_ty)
+        tl.store(p_out + o_token * stride_out + o_n[None, :], b_y, mask=m)
 
 
 def expand(
@@ -102,11 +112,13 @@ def expand(
         pieces = cdiv(columns, COLUMNS)
     out = y if in_place else torch.empty(len(y), columns, dtype=y.dtype, device=y.device)
     num_chunks = rows.chunks.shape[1]
-    expand_kernel[(num_chunks, pieces)](
+    expand_kernel[(pieces, num_chunks)](
         y, second, matrices.num_tiles, rows.order, rows.chunks, hidden.values, matrices.part_tiles, out, len(y),
         num_chunks, columns, y.stride(0), out.stride(0), second.stride(0), second.stride(1),
-        PARTS=parts, RANKS=ranks, BM=rows.chunk_size, BN=COLUMNS, BR=min(_MOST_RANKS, next_power_of_2(ranks)),
+        PARTS=parts, RANKS=ranks, COLUMNS=COLUMNS, BM=rows.chunk_size, BN=_WIDTH,
+        BR=min(_MOST_RANKS, next_power_of_2(ranks)),
         GATED=activation is not None, ACT=activation or "silu", COPIES=not in_place,
-        PRECISION="ieee" if y.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2, **early_launch(y.device),
+        PRECISION="ieee" if y.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+        **early_launch(y.device),
     )  # fmt: skip
     return out

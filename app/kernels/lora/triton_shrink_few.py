@@ -15,11 +15,11 @@ import triton.language as tl
 from app.kernels.gemm import Activations, DeferredNorm
 from app.kernels.gemm.triton_low_rank import ranks_at_a_time
 from app.kernels.gemm.triton_small import arrival_counters
-from app.kernels.launch import early_launch, next_power_of_2
+from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.lora import TILE_RANK, SlotMatrices
 from app.kernels.lora.triton_shrink import Hidden
 from app.kernels.lora.triton_sort import SortedTokens
-from app.kernels.quick_launch import quick_launch
+from app.kernels.quick_launch import beside_others
 
 _DEPTH = 128  # inputs of a slice
 _MOST_SLICES = 64  # before they become deeper
@@ -27,40 +27,63 @@ _MOST_DEPTH = 512
 _MOST_RANKS = 64  # that are multiplied at a time
 
 
-@quick_launch
+@triton.jit
+def _fetch(p_second, o_line, b_slot, b_tile, N, stride_slot, stride_tile):
+    """Have lines of 128 bytes of the second matrices, for 4 outputs each, brought into the cache."""
+    o_n = tl.minimum(o_line * 4, N - 1)[:, None] * 16
+    p_line = p_second + (tl.maximum(b_slot, 0).to(tl.int64) * stride_slot + b_tile * stride_tile)[None, :] + o_n
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_line.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@beside_others
 @triton.jit(do_not_specialize=["T", "num_jobs"])
 def shrink_few_kernel(
-    p_x, p_squares, p_first, p_num_tiles, p_slots, p_jobs, p_shares, p_arrived, p_hidden, T, num_jobs, K, eps, stride_x,
-    stride_slot, stride_tile,
+    p_x, p_squares, p_first, p_second, p_num_tiles, p_slots, p_jobs, p_shares, p_arrived, p_hidden, T, num_jobs, K, N,
+    eps, stride_x, stride_slot, stride_tile, stride_back_slot, stride_back_tile,
     PARTS: tl.constexpr, Q: tl.constexpr, BQ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
-    RANKS: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    RANKS: tl.constexpr, SLICES: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (SLICES, PARTS): p_hidden [T, PARTS, RANKS] = x first^T of each token's slot. p_squares [T, Q]: x is divided
-    by its rows' RMS. p_shares [PARTS, SLICES, BM, RANKS]; p_arrived [PARTS] is zero before and after."""
+    by its rows' RMS. p_shares [PARTS, SLICES, BM, RANKS]; p_arrived [PARTS] is zero before and after. What the next
+    launch reads of p_second, of N outputs, is fetched, LINES by each program."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     i_slice, i_part = tl.program_id(0), tl.program_id(1)
     o_m, o_k, o_r = tl.arange(0, BM), i_slice * BK + tl.arange(0, BK), tl.arange(0, BR)
     m_m = o_m[:, None] < T
+    count = tl.load(p_jobs + 2 * num_jobs)
+    b_slot, b_tile = tl.load(p_jobs + o_r // 16), tl.load(p_jobs + num_jobs + o_r // 16)
     b_row = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
     b_x = tl.load(p_x + o_m[:, None] * stride_x + o_k[None, :], mask=m_m, other=0.0)
+    if count == 0:
+        return
+    b_ranks = tl.load(p_num_tiles + b_row, mask=b_row >= 0, other=0)[:, None] * 16
     p_sums = p_shares + (i_part * SLICES * BM + o_m[:, None]) * RANKS
-    for i_j in range(0, tl.load(p_jobs + 2 * num_jobs), BR // 16):
-        b_slot = tl.load(p_jobs + i_j + o_r // 16)
-        b_tile = tl.load(p_jobs + num_jobs + i_j + o_r // 16)
+    for i_j in range(0, count, BR // 16):
         o_a = b_slot.to(tl.int64) * stride_slot + b_tile * stride_tile + (i_part * 16 + o_r % 16) * K
         b_a = tl.load(p_first + o_a[:, None] + o_k[None, :], mask=(b_slot >= 0)[:, None], other=0.0)
-        b_share = tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION)
+        if EARLY:
+            o_j = i_j + tl.arange(0, BR // 16)
+            o_line = (i_part * SLICES + i_slice) * LINES + tl.arange(0, LINES)
+            _fetch(
+                p_second, o_line, tl.load(p_jobs + o_j), tl.load(p_jobs + num_jobs + o_j), N, stride_back_slot,
+                stride_back_tile,
+            )  # fmt: skip
         m_own = (b_row[:, None] == b_slot[None, :]) & (b_slot >= 0)[None, :]
-        tl.store(p_sums + i_slice * BM * RANKS + (b_tile * 16 + o_r % 16)[None, :], b_share, mask=m_own)
+        p_own = p_sums + i_slice * BM * RANKS + (b_tile * 16 + o_r % 16)[None, :]
+        o_j = i_j + BR // 16 + o_r // 16  # the next ones are on their way with the matrices
+        b_slot = tl.load(p_jobs + o_j, mask=o_j < num_jobs, other=-1)
+        b_tile = tl.load(p_jobs + num_jobs + o_j, mask=o_j < num_jobs, other=0)
+        tl.store(p_own, tl.dot(b_x, tl.trans(b_a), input_precision=PRECISION), mask=m_own)
     tl.debug_barrier()  # all threads have stored before one of them says so
     arrived = tl.atomic_add(p_arrived + i_part, 1, sem="acq_rel")
     if arrived < SLICES - 1:
         return
     tl.debug_barrier()
     tl.store(p_arrived + i_part, 0)  # for the next launch
-    b_ranks = tl.load(p_num_tiles + b_row, mask=b_row >= 0, other=0)[:, None] * 16
     if p_squares is not None:
         o_q = tl.arange(0, BQ)[None, :]
         b_squares = tl.load(p_squares + o_m[:, None] * Q + o_q, mask=m_m & (o_q < Q), other=0.0)
@@ -89,7 +112,7 @@ def depth_of(size: int) -> int | None:
 
 def shrink_few(x: Activations, matrices: SlotMatrices, rows: SortedTokens, depth: int) -> Hidden:
     """Does what `shrink` does, for as many rows as one program has."""
-    first = matrices.first
+    first, second = matrices.first, matrices.second
     x, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     assert x.stride(1) == 1, "rows must be contiguous"
     num_slots, tiles, parts, _, size = first.shape
@@ -100,10 +123,12 @@ def shrink_few(x: Activations, matrices: SlotMatrices, rows: SortedTokens, depth
     num_squares = 1 if squares is None else squares.shape[1]
     arrived = arrival_counters(x.device, "shrink")
     shrink_few_kernel[(slices, parts)](
-        x, squares, first, matrices.num_tiles, rows.slots, rows.jobs, shares, arrived, hidden, num_rows,
-        len(rows.jobs) // 2, size, eps, x.stride(0), first.stride(0), first.stride(1),
+        x, squares, first, second, matrices.num_tiles, rows.slots, rows.jobs, shares, arrived, hidden, num_rows,
+        len(rows.jobs) // 2, size, second.shape[2], eps, x.stride(0), first.stride(0), first.stride(1),
+        second.stride(0), second.stride(1),
         PARTS=parts, Q=num_squares, BQ=next_power_of_2(num_squares), BM=height, BK=depth,
         BR=ranks_at_a_time(num_rows, num_slots, ranks, _MOST_RANKS), RANKS=ranks, SLICES=slices,
+        LINES=next_power_of_2(cdiv(second.shape[2], 4 * slices * parts)),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2, **early_launch(x.device),
     )  # fmt: skip
     return Hidden(hidden, shares)
