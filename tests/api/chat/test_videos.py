@@ -4,7 +4,7 @@ wrong with one is said of its field."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -120,6 +120,27 @@ def test_words_of_users_are_no_videos(client: ScriptedClient, http: httpx.Client
     video = client.models["newer"].tokenizer.token_to_id(VIDEO)
     (item,) = request.asked(MediaAsk).items  # type: ignore[union-attr]
     assert request.prompt_token_ids.index(video) > item.offset
+
+
+def test_a_video_is_fetched_within_its_own_bounds(
+    client: ScriptedClient, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[Any] = []
+
+    async def fetch(url: str, hold: Callable[[int], None], kind: str, max_bytes: int) -> bytes:
+        asked_for.append((url, kind, max_bytes))
+        hold(len(FILE))
+        return FILE
+
+    media = client.models["m"].media
+    assert media is not None
+    monkeypatch.setattr(media.reader, "fetch", fetch)
+    url = "https://videos.example/a.mp4"
+    assert asked(http, {"type": "video_url", "video_url": {"url": url}}, IMAGE, TEXT).status_code == 200
+    assert asked_for == [(url, "video", len(FILE) + 99)]
+    ask = client.requests[-1].asked(MediaAsk)
+    assert ask is not None
+    assert [item.kind for item in ask.items] == ["video", "image"]
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
