@@ -58,7 +58,7 @@ def url_of(image: Image.Image) -> str:
 def main(url: str, path: str | None = None) -> None:
     """Ask two questions about each picture."""
     asked = {
-        "shapes": (shapes(), "What color are the circles?", "Is there a red square?"),
+        "shapes": (shapes(), "How many circles are there?", "What color is the square?"),
         "number": (number(), "What number is this?", "Describe the picture."),
         "chart": (chart(), "Which bar is the tallest?", "How high is the red bar?"),
     }

@@ -32,8 +32,8 @@ def seeing_server() -> Iterator[Server]:
 def test_openai_picture(run_here: RunExample, seeing_server: Server) -> None:
     printed = run_here("openai_picture", seeing_server.url).splitlines()
     assert printed[-6:] == [
-        "shapes: What color are the circles? The circles are blue.",
-        "shapes: Is there a red square? Yes.",
+        "shapes: How many circles are there? There are 3 circles.",
+        "shapes: What color is the square? The square is red.",
         "number: What number is this? The number is 407.",
         "number: Describe the picture. The number 407.",
         "chart: Which bar is the tallest? The green bar.",

@@ -17,7 +17,7 @@ from app.checkpoints.built_in import built_in_directory
 from tools.tiny_chat.sees import drawing, evaluate, scenes
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 512, "num_blocks": 128}
-PER_FAMILY, LEAST = 2, 0.8
+PER_FAMILY, LEAST = 2, 0.85
 IMAGE = 190
 
 

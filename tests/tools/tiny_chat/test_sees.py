@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tools.tiny_chat import template, words
-from tools.tiny_chat.sees import drawing, rows, scenes
+from tools.tiny_chat.sees import drawing, evaluate, rows, scenes
 
 PAINTS = {"red": (255, 0, 0), "green": (0, 160, 30), "blue": (0, 0, 255), "black": (15, 15, 15)}
 
@@ -117,3 +117,12 @@ def test_conversations_are_written_as_the_template_writes_them() -> None:
         ids, weights = rows.encode(tok, template.pieces(turns))
         assert len(ids) == len(weights)
         assert sum(weights) > 0
+
+
+def test_a_description_may_name_what_there_is_in_any_order() -> None:
+    expected = "Two red circles, a blue star and a pink square."
+    assert evaluate.is_right("A blue star, a pink square and two red circles.", expected)
+    assert evaluate.is_right(expected, expected)
+    assert not evaluate.is_right("Two red circles and a blue star.", expected)
+    assert not evaluate.is_right("Two red circles, a blue star and a red square.", expected)
+    assert not evaluate.is_right("A bar chart with 2 bars: red 3, blue 4.", "A bar chart with 2 bars: blue 4, red 3.")

@@ -37,11 +37,20 @@ def said(picture: Image.Image, ask: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"image_pil": picture}, {"type": "text", "text": ask}]}]
 
 
+def is_right(got: str, answer: str) -> bool:
+    """To the letter, but that a description may name what there is in any order: pictures do not tell one."""
+    return got == answer or (":" not in answer and _named(got) == _named(answer))
+
+
+def _named(text: str) -> list[str]:
+    return sorted((text[:1].lower() + text[1:]).removesuffix(".").replace(" and ", ", ").split(", "))
+
+
 def right_of(llm: LLM, family: str, per: int, seed: str) -> int:
-    """How many greedy answers are the expected ones, to the letter."""
+    """How many greedy answers are right."""
     asked = list(questions(family, per, seed))
     outputs = llm.chat([said(picture, ask) for picture, ask, _ in asked], GREEDY, use_tqdm=False)
-    return sum(out.outputs[0].text == answer for out, (_, _, answer) in zip(outputs, asked, strict=True))
+    return sum(is_right(out.outputs[0].text, answer) for out, (_, _, answer) in zip(outputs, asked, strict=True))
 
 
 HELD = {
@@ -105,8 +114,8 @@ what it was.
 ## Held-out accuracy
 
 Greedy, through Manta on a CPU in fp32 (`python -m tools.tiny_chat.sees.evaluate`), on pictures of scenes that training cannot produce (one scene
-in sixteen, by a hash of its content; of 40 shapes alone that is {single_shapes()}). The answer must match to the letter.
-In all {100 * share:.1f} %.
+in sixteen, by a hash of its content; of 40 shapes alone that is {single_shapes()}). The answer must match to the letter, but that a description may name
+its shapes in any order. In all {100 * share:.1f} %.
 
 | family | right | accuracy | what is asked |
 | --- | --- | --- | --- |
