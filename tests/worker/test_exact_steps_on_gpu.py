@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,8 @@ from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
+from app.worker import exact_limits
+from app.worker.exact_limits import SHOWN
 from tests.engine.core_driver import KEY, Results, run
 from tests.tiny_models import tiny_model
 from tests.worker.test_exact_steps import Logprobs, assert_same, in_order
@@ -41,6 +44,8 @@ MODELS: Mapping[str, Any] = {
                                     **EXPERTS),
     "large qwen3_moe": lambda: tiny_model("qwen3_moe", num_experts=32, num_experts_per_tok=4,
                                           moe_intermediate_size=256, **LARGE, **EXPERTS),
+    "qwen2": lambda: tiny_model("qwen2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=99,
+                                max_position_embeddings=4096),
     "mixtral": lambda: tiny_model("mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None,
                                   max_position_embeddings=4096),
 }  # fmt: skip
@@ -53,7 +58,8 @@ def core_of(model: str, **options: Any) -> Iterator[EngineCore]:
     free = {"max_num_seqs": 256, "num_blocks": 8000, "deterministic": "batch", "max_num_batched_tokens": 4096}
     config = EngineConfig(model=str(MODELS[model]()), **{**fixed, **free, **options})
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
-    core.start()
+    with mock.patch.object(exact_limits, "SHOWN_ON_GPUS", SHOWN):  # what is to be shown may run, too
+        core.start()
     try:
         yield core
     finally:
