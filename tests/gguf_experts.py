@@ -15,6 +15,7 @@ _RENAMED = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
 }
 _SOFTMAX, _SIGMOID = 1, 2
 
@@ -22,7 +23,11 @@ _SOFTMAX, _SIGMOID = 1, 2
 def stored_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, and the buffers that are stored."""
     yield from ((name, parameter.data) for name, parameter in model.named_parameters())
-    yield from ((name, one) for name, one in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    yield from (
+        (name, one)
+        for name, one in model.named_buffers()
+        if name.endswith(("e_score_correction_bias", "feed_forward.expert_bias"))
+    )
 
 
 def is_plain(own: str, values: torch.Tensor) -> bool:

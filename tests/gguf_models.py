@@ -156,7 +156,7 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "{arch}.feed_forward_length": config["intermediate_size"],
         "{arch}.attention.head_count": config["num_attention_heads"],
         "{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        "{arch}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "{arch}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config["norm_eps"],
         "{arch}.rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10_000.0)),
     }
 

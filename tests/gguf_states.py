@@ -15,13 +15,17 @@ _NAMES = {
     **{"conv1d.weight": "ssm_conv1d.weight", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"},
     "in_proj_ba.weight": "ssm_ba.weight",
 }
-PLAIN = ("ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm")  # what the converter never quantizes
+PLAIN = ("ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "shortconv")  # what the converter never quantizes
 
 
 def state_tensors(
     name: str, parameter: torch.Tensor, config: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[str, torch.Tensor, Restore]]:
-    """Name, numbers and way back of each tensor that a parameter of a delta net becomes; none of any other."""
+    """Name, numbers and way back of each tensor that a parameter of a layer with states becomes; none of any other."""
+    if name.endswith(".conv.conv.weight"):
+        kernel = parameter.squeeze(1)
+        yield f"blk.{name.split('.')[2]}.shortconv.conv.weight", kernel, kernel.copy_
+        return
     layer, _, part = name.partition(".layers.")[2].partition(".linear_attn.")
     if not part:
         return
@@ -72,7 +76,15 @@ def _together(own: str, pieces: list[torch.Tensor]) -> tuple[str, torch.Tensor, 
 
 
 def state_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that the converter adds for delta nets."""
+    """The keys that the converter adds for delta nets and short convolutions."""
+    if "conv_L_cache" in config:
+        kinds, heads = config["layer_types"], config["num_key_value_heads"]
+        found = {
+            "{arch}.shortconv.l_cache": config["conv_L_cache"],
+            "{arch}.attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
+        }
+        dense = {"{arch}.leading_dense_block_count": config.get("num_dense_layers"), "{arch}.expert_gating_func": 2}
+        return found | (dense if "num_dense_layers" in config else {})
     if "linear_num_key_heads" not in config:
         return {}
     rope = config.get("rope_parameters") or {}

@@ -26,7 +26,7 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_IN_LAYER = re.compile(r"blk\.(\d{1,6})\.((?:shortconv\.)?\w+)\.(weight|bias)")
 _BARE = re.compile(r"blk\.(\d{1,6})\.(\w+)")  # without a leaf
 _ONE_EXPERT = re.compile(r"blk\.(\d{1,6})\.ffn_(gate|up|down)\.(\d{1,6})\.weight")  # files of 2023
 
@@ -53,6 +53,7 @@ class Architecture:
     rope: Mapping[str, Any] = field(default_factory=dict)  # what its YaRN has beside the metadata
     pairs: bool = False  # rows of queries and keys lie in the order of rotated pairs
     norm_offset: float = 0.0  # added to norm weights when they were written
+    zeros_are_none: bool = False  # of numbers that the metadata have layer by layer, those of layers without such
     plain_norm: str = "-"  # with which the name of one ends that it was not added to
     # What becomes of tensors' places (see `description.py`) by config.json: other parts, orders and numbers.
     arranged: Callable[[Mapping[str, dict[str, Any]], Mapping[str, Any]], dict[str, dict[str, Any]]] = _as_they_are
@@ -69,6 +70,8 @@ class Architecture:
             return f"model.layers.{match[1]}.{self.layer_names[match[2]]}"
         elif (match := _ONE_EXPERT.fullmatch(name)) and "ffn_down_exps" in self.layer_names:
             return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
+        elif module in self.layer_names:
+            return f"{self.layer_names[module]}.{leaf}"
         elif module in _OUTSIDE:
             return f"{_OUTSIDE[module]}.{leaf}"
         raise UnsupportedError(f"GGUF: {name} is no tensor of a {self.model_type} model known here", param="model")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.checkpoints.gguf.architecture import LAYER, Architecture
+from app.checkpoints.gguf.conv_families import CONV_FAMILIES
 from app.checkpoints.gguf.delta_families import DELTA_FAMILIES
 from app.checkpoints.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
 from app.errors import UnsupportedError
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "granite": Architecture("granite", "GraniteForCausalLM", numbers=MULTIPLIERS, pairs=True),
     **EXPERT_FAMILIES,
     **DELTA_FAMILIES,
+    **CONV_FAMILIES,
 }
 
 

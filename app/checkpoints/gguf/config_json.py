@@ -32,7 +32,7 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
 
 def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) -> dict[str, Any]:
     """The object, less `quantization_config`. CheckpointError names what the metadata lack."""
-    keys = Keys(header.metadata)
+    keys = Keys(header.metadata, architecture.zeros_are_none)
     sizes, numbers = {**_SIZES, **architecture.sizes}, {**_OPTIONAL_NUMBERS, **architecture.numbers}
     config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in sizes.items()}
     config["num_hidden_layers"] -= _further_layers(keys, config["num_hidden_layers"])

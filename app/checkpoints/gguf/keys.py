@@ -19,6 +19,7 @@ class Keys:
     """Those of the file's architecture, by what stands behind its name."""
 
     metadata: Mapping[str, Any]
+    zeros_are_none: bool = False  # of lists that have an entry for each layer
 
     def size(self, key: str) -> int | None:
         """A whole number of at least 0; None: there is none."""
@@ -50,6 +51,13 @@ class Keys:
             raise self._refuse(key, value, "a text")
         return value
 
+    def of_layers(self, key: str) -> list[int]:
+        """Whole numbers of at least 0, one of each layer; empty where there is no list."""
+        values = self.metadata.get(self._name(key))
+        if not isinstance(values, list | array) or not all(_is_whole(one) and one >= 0 for one in values):
+            return []
+        return list(values)
+
     def must(self, key: str, value: ValueT | None) -> ValueT:
         """The value; CheckpointError where there is none, or it is 0."""
         if value is None:
@@ -63,10 +71,11 @@ class Keys:
         value = self.metadata.get(self._name(key))
         if not isinstance(value, list | array):
             return value
-        if len(set(value)) != 1:
+        found = {one for one in value if one or not self.zeros_are_none} or {0}
+        if len(found) != 1:
             few = list(value[:8])
             raise UnsupportedError(f"GGUF: {self._name(key)} differs from layer to layer: {few}", param="model")
-        return value[0]
+        return found.pop()
 
     def _name(self, key: str) -> str:
         return f"{self.metadata['general.architecture']}.{key}"
