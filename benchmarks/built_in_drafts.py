@@ -37,7 +37,7 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
 }
 MOST_DRAFTS = 7
 TOKENS = 128
-COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
+COUNTED = ("drafts", "made", "right")
 
 
 def engine(drafter: str, count: int | None = None) -> LLM:

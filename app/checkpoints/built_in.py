@@ -19,7 +19,7 @@ from app.checkpoints.user_cache import made_once
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TEXT, SEES = "tiny-chat", "tiny-chat-sees"
-BUILT_IN_MODELS = (TEXT, "tiny-chat-draft", SEES)
+BUILT_IN_MODELS = (TEXT, "tiny-chat-draft", "tiny-chat-eagle3", SEES)
 FRONT = "front.safetensors"
 WEIGHTS = "model.safetensors"
 

@@ -131,7 +131,7 @@ nothing of sampling gets what `generation_config.json` asks for: temperature 0.3
 
 `config.json`, `generation_config.json`, `model.safetensors`, `tokenizer.json` and its two companions, `chat_template.jinja` (also inside
 `tokenizer_config.json`), `heldout.jsonl` (fixed held-out examples for end-to-end tests; `tools/tiny_chat/evaluate.py` checks the answers),
-`metrics.json` (the measurements below). `../tiny-chat-draft` holds a draft model for speculative decoding with the same tokenizer.
+`metrics.json` (the measurements below). `../tiny-chat-draft` holds a draft model for speculative decoding with the same tokenizer, `../tiny-chat-eagle3` an EAGLE-3 head.
 
 ## Chat template
 

@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from app.checkpoints.model_info import ASSETS
+from app.offline.llm import LLM
+from app.offline.metrics import Counter
+from app.quantize.questions import read_questions
+from app.records.sampling_params import SamplingParams
 from tests.worker.spec_decode.test_chain import assert_drafts, config_of, run_greedy
 from tools.tiny_chat.eagle.head import CONFIG, KNOWN, UNROLLED, Head, lesson, passes, unrolled
 from tools.tiny_chat.eagle.lessons import TARGET, batches, continued, load_target, made_up, openings, padded
@@ -74,3 +79,17 @@ def test_it_learns_what_the_target_says(target: Llama) -> None:
     assert (right <= told).all()
     # The first pass guesses all that is said: the first token from the place before the prompt's last token.
     assert int(told[0].sum()) == 16 * len(spoken)
+
+
+def test_the_shipped_head_is_right_often() -> None:
+    """By its name, in the engine: of seven drafts a step most are right on held-out questions."""
+    assert (ASSETS / "tiny-chat-eagle3" / "model.safetensors").stat().st_size <= 1 << 20
+    asked = {"method": "eagle3", "model": "tiny-chat-eagle3", "num_speculative_tokens": 7}
+    questions = [one for one in read_questions(TARGET) if one["family"] in ("about_manta", "long_answer")][::7]
+    with LLM("tiny-chat", num_threads=1, num_blocks=200, max_model_len=1024, speculative_config=asked) as llm:
+        for one in questions:
+            llm.chat(one["messages"], SamplingParams(temperature=0.0, max_tokens=80), use_tqdm=False)
+        counted = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
+    made, right = (counted[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("draft", "accepted"))
+    assert made > 50
+    assert right > 0.5 * made
