@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -11,6 +11,7 @@ from starlette.datastructures import State
 
 from app.api.engine_client import EngineClient
 from app.api.http.in_process import Post
+from app.api.http.live_sockets import MakeSession
 from app.api.store.kinds import Stores
 from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
@@ -38,5 +39,6 @@ class Endpoint:
     is_open: Callable[[IngressConfig], bool] = lambda ingress: True
     generating: tuple[str, ...] = ()  # paths whose answers take long and cost much: they heed Idempotency-Key
     sockets: tuple[str, ...] = ()  # paths that clients may open websockets on (app/api/http/sockets.py)
+    live: Mapping[str, MakeSession] = field(default_factory=dict)  # the same of sessions (app/api/http/live_sockets.py)
     # Paths of routes whose bodies may be larger than `max_body_bytes`, with their limits.
     uploads: Callable[[RequestLimits], Mapping[str, int]] = lambda limits: {}

@@ -16,6 +16,7 @@ ENDPOINTS: Registry[Endpoint] = Registry(
         "chat_batch": "app.api.openai.chat_batch:ENDPOINT",
         "batches": "app.api.batches.endpoint:ENDPOINT",
         "audio": "app.api.openai.audio.endpoint:ENDPOINT",
+        "realtime": "app.api.openai.audio.realtime:ENDPOINT",
         "messages": "app.api.anthropic.messages:ENDPOINT",
         "embeddings": "app.api.pooling.embeddings:ENDPOINT",
         "cohere": "app.api.pooling.cohere:ENDPOINT",

@@ -11,44 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.auth import ApiKeys, Authentication
 from app.api.http.errors import error_body, error_response
 from app.api.http.held_bytes import HeldBytes, Holding
+from app.api.http.live_sockets import LiveSocket, MakeSession
 from app.api.http.middleware import RequestContext
 from app.api.http.origin import check_origin
+from app.api.http.socket_posts import (
+    BROKEN,
+    GOING_AWAY,
+    LEAVE,
+    POLICY,
+    RESTART,
+    Events,
+    SocketAgeError,
+    error_event,
+    post_scope,
+)
 from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
-from app.errors import InvalidRequestError, MantaError, OverloadedError, ServerOverloadedError
+from app.errors import MantaError, OverloadedError, ServerOverloadedError
 
 logger = logging.getLogger("manta.api")
 
-GOING_AWAY, POLICY, BROKEN, RESTART = 1001, 1008, 1011, 1012  # RFC 6455, 7.4.1, and IANA's table
-LEAVE = "manta.leave"  # type of a message to the application: the server begins to end
 MAX_WAITING = 16  # messages that wait for the answer to the one before them
-ECHOED = "echoed"  # in a request's state: fields that all its events repeat
 _SOCKET = "socket"  # in a request's state
-# Headers of the handshake that belong to the connection, or to one message only.
-_NOT_OF_MESSAGES = frozenset(
-    {b"connection", b"content-length", b"content-type", b"idempotency-key", b"transfer-encoding", b"upgrade"}
-)
-_OF_HANDSHAKE = b"sec-websocket-"
-
-
-class SocketAgeError(InvalidRequestError):
-    """The websocket has lived as long as one may; clients open another."""
-
-    code = "websocket_connection_limit_reached"
 
 
 class Memory(Protocol):
@@ -79,7 +75,7 @@ class OpenSockets:
 
     def __init__(self, ingress: IngressConfig) -> None:
         self._ingress = ingress
-        self._open: set[_Socket] = set()
+        self._open: set[_Socket | LiveSocket] = set()
         self._num_of_tenant: Counter[str] = Counter()
         self._is_leaving = False
 
@@ -102,7 +98,7 @@ class OpenSockets:
             raise ServerOverloadedError(f"{len(self._open)} websockets are open here, which is the most")
 
     @contextlib.contextmanager
-    def counting(self, tenant: str, socket: _Socket) -> Iterator[None]:
+    def counting(self, tenant: str, socket: _Socket | LiveSocket) -> Iterator[None]:
         """Count a tenant's socket for as long as the block runs."""
         self._open.add(socket)
         self._num_of_tenant[tenant] += 1
@@ -116,7 +112,7 @@ class OpenSockets:
 
 
 class Sockets:
-    """Lets clients open websockets on `paths`, whose routes answer in server-sent events."""
+    """Lets clients open websockets on `paths`, whose routes answer in server-sent events, and sessions."""
 
     def __init__(
         self,
@@ -127,18 +123,21 @@ class Sockets:
         opened: OpenSockets,
         limits: RequestLimits,
         ingress: IngressConfig,
+        live: Mapping[str, MakeSession],
     ) -> None:
+        """`live`: paths whose websockets are sessions, and what makes them."""
         self._app = app
         self._messages = RequestContext(Authentication(app, keys))  # a key may be withdrawn while a socket is open
         self._paths = frozenset(paths)
         self._held = held
         self._opened = opened
-        self._max_bytes = limits.max_body_bytes
+        self._limits, self._live = limits, live
         self._ingress = ingress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "websocket" or scope["path"] not in self._paths:
+        path = scope["path"] if scope["type"] == "websocket" else ""
+        if path not in self._paths and path not in self._live:
             await self._app(scope, receive, send)
             return
         try:
@@ -147,8 +146,13 @@ class Sockets:
         except MantaError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        state = SocketState(self._held, self._max_bytes)
-        socket = _Socket(self._messages, scope, receive, send, state, self._ingress)
+        socket: _Socket | LiveSocket
+        if path in self._live:
+            make, own = self._live[path], (self._held, self._limits, self._ingress)
+            socket = LiveSocket(self._messages, scope, receive, send, make, *own)
+        else:
+            state = SocketState(self._held, self._limits.max_body_bytes)
+            socket = _Socket(self._messages, scope, receive, send, state, self._ingress)
         with self._opened.counting(scope["state"]["tenant"], socket):
             await socket.serve()
 
@@ -227,7 +231,7 @@ class _Socket:
                 return RESTART, "the server is about to end"
             if now() >= ends_at:
                 age = SocketAgeError(f"this websocket is {self._ingress.max_socket_s:g} s old: open another")
-                await self._send_event(_error_event(error_body(age), age.status, {}))
+                await self._send_event(error_event(error_body(age), age.status, {}))
                 return GOING_AWAY, "too old"
             if not self._waiting:
                 return GOING_AWAY, f"idle for {self._ingress.socket_idle_s:g} s"
@@ -236,7 +240,7 @@ class _Socket:
     async def _answer(self, waiting: _Waiting) -> None:
         waiting.release()  # from here on its body counts as that of a POST
         if waiting.refusal is not None:
-            await self._send_event(_error_event(error_body(waiting.refusal), waiting.refusal.status, {}))
+            await self._send_event(error_event(error_body(waiting.refusal), waiting.refusal.status, {}))
             return
         self._num_messages += 1
         payload, scope = waiting.payload, self._post(len(waiting.payload))
@@ -246,26 +250,12 @@ class _Socket:
             message = next(messages, None)
             return message if message is not None else await asyncio.Future()  # if it leaves, the answer is cancelled
 
-        await self._app(scope, receive, _Events(scope, self._send_event))
+        await self._app(scope, receive, Events(scope, self._send_event))
 
     def _post(self, length: int) -> dict[str, Any]:
         """The scope of a message's own request."""
-        request_id = f"{self._scope['state']['request_id']}-{self._num_messages}".encode()
-        kept = [
-            (name, value)
-            for name, value in self._scope["headers"]
-            if name not in _NOT_OF_MESSAGES and not name.startswith(_OF_HANDSHAKE) and name != b"x-request-id"
-        ]
-        own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
-        names = ("app", "asgi", "scheme", "path", "raw_path", "query_string", "root_path", "client", "server")
-        shared = {name: self._scope[name] for name in names if name in self._scope}
-        return shared | {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "headers": [*kept, *own, (b"x-request-id", request_id)],
-            "state": {_SOCKET: self._state},
-        }
+        path = self._scope["path"]
+        return post_scope(self._scope, path, "application/json", length, self._num_messages, {_SOCKET: self._state})
 
     async def _send_event(self, text: str) -> None:
         try:
@@ -296,53 +286,6 @@ class _Waiting:
             holding.release()
             return cls(b"", None, error)
         return cls(payload, holding)
-
-
-class _Events:
-    """Takes the messages of an HTTP answer: sends each of its events, or what refuses the request as one."""
-
-    def __init__(self, scope: Scope, send_event: Callable[[str], Awaitable[None]]) -> None:
-        self._state: dict[str, Any] = scope["state"]
-        self._send_event = send_event
-        self._status = 0
-        self._headers = Headers()
-        self._is_stream = False
-        self._unsent = b""
-
-    async def __call__(self, message: Message) -> None:
-        """Take one ASGI message."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self._headers = Headers(raw=message["headers"])
-            self._is_stream = self._headers.get("content-type", "").startswith("text/event-stream")
-            return
-        self._unsent += message.get("body", b"")
-        if self._is_stream:
-            *events, self._unsent = self._unsent.split(b"\n\n")
-            for event in events:
-                await self._send_data(event)
-        elif not message.get("more_body", False) and self._unsent:
-            retry = {name: value for name, value in self._headers.items() if name.startswith("retry-after")}
-            await self._send_event(self._with_echo(_error_event(json.loads(self._unsent), self._status, retry)))
-
-    async def _send_data(self, event: bytes) -> None:
-        """Send the data of an event; comments, which keep connections alive, have none."""
-        for line in event.split(b"\n"):
-            if line.startswith(b"data: "):
-                await self._send_event(self._with_echo(line[len(b"data: ") :].decode()))
-
-    def _with_echo(self, text: str) -> str:
-        echoed: dict[str, str] = self._state.get(ECHOED) or {}
-        return text if not echoed else f"{{{json.dumps(echoed, ensure_ascii=False)[1:-1]}, {text[1:]}"
-
-
-def _error_event(body: dict[str, Any], status: int, headers: dict[str, str]) -> str:
-    """The event of a refusal. OpenAI's newer SDKs read `error`, older ones the fields beside it."""
-    error = body["error"]
-    beside = {name: error[name] for name in ("code", "message", "param")}
-    described = error | {"headers": headers} if headers else error
-    event = {"type": "error", "status": status, "sequence_number": 0, **beside, "error": described}
-    return json.dumps(event, ensure_ascii=False)
 
 
 async def _until(event: asyncio.Event, at: float) -> None:

@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 
 from app.api.http.body import read_body
 from app.api.http.held_bytes import Holding
-from app.api.http.sockets import ECHOED, SocketState, socket_of
+from app.api.http.socket_posts import ECHOED
+from app.api.http.sockets import SocketState, socket_of
 from app.api.openai.responses_protocol import ResponsesRequest
 from app.errors import InvalidRequestError
 

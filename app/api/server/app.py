@@ -105,7 +105,10 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
     app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, times=times, held=held, larger=uploads)
     app.state.sockets = opened = OpenSockets(ingress)
     paths = [path for endpoint in endpoints() for path in endpoint.sockets]
-    app.add_middleware(Sockets, paths=paths, keys=keys, held=held, opened=opened, limits=limits, ingress=ingress)
+    live = {path: make for endpoint in endpoints() for path, make in endpoint.live.items()}
+    app.add_middleware(
+        Sockets, paths=paths, keys=keys, held=held, opened=opened, limits=limits, ingress=ingress, live=live
+    )
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(

@@ -16,7 +16,7 @@ from websockets.frames import Frame
 from app.api.http.errors import error_body
 from app.api.http.held_bytes import SMALL_BYTES
 from app.api.http.json_response import JSONResponse
-from app.api.http.sockets import LEAVE
+from app.api.http.socket_posts import LEAVE
 from app.errors import InvalidRequestError
 
 MAX_REASON = 200  # characters; it may repeat what was sent
