@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "cluster/docker/requirements.txt"
 PYTHON = "3.12"  # of the images
-EXTRAS = ("tracing", "tokenizers")  # asked for by settings, not by who builds
+EXTRAS = ("tracing", "tokenizers", "audio")  # asked for by settings, not by who builds
 
 
 def main() -> None:
