@@ -34,7 +34,7 @@ logger = logging.getLogger("manta.api")
 
 @dataclass(slots=True)
 class LivePeer:
-    """What a session may do: speak to its client, and ask the server's own routes in its name."""
+    """Lets a session speak to its client, and ask the server's own routes in its name."""
 
     query: QueryParams  # of the address
     work: RequestWork

@@ -27,7 +27,7 @@ _OTHERS = ("response.", "conversation.item.", "output_audio_buffer.")
 
 
 class TranscriptionSettings(StrictModel):
-    """How what is said becomes text."""
+    """Says how speech becomes text."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "keywords": "not supported; see prompt",
@@ -74,7 +74,7 @@ class PcmFormat(StrictModel):
 
 
 class AudioInput(StrictModel):
-    """What is heard."""
+    """Holds what is heard."""
 
     refused: ClassVar[Mapping[str, str]] = {"noise_reduction": _AS_IT_COMES}
 
@@ -119,7 +119,7 @@ class OlderSession(StrictModel):
 
 
 class ClientEvent(StrictModel):
-    """What all events of a client have."""
+    """Holds what all events of a client have."""
 
     event_id: str | None = Field(None, description="Repeated in an error about the event.")
 
@@ -146,7 +146,7 @@ class Append(ClientEvent):
 
 
 class Commit(ClientEvent):
-    """What was appended becomes an item."""
+    """Makes an item of what was appended."""
 
     type: Literal["input_audio_buffer.commit"] = Field(description="Only input_audio_buffer.commit.")
 
@@ -179,7 +179,7 @@ def event_type(event: Mapping[str, Any]) -> type[ClientEvent]:
 
 @dataclass(slots=True, frozen=True)
 class SessionSettings:
-    """What holds for what is heard from now on."""
+    """Says what holds for all that is heard from now on."""
 
     transcription: TranscriptionSettings | None = field(default_factory=TranscriptionSettings)
     vad: ServerVad | None = field(default_factory=ServerVad)

@@ -44,7 +44,7 @@ class VoiceActivity:
         self.is_speech = False
 
     def feed(self, samples: NDArray[np.int16]) -> list[Change]:
-        """What changes with further samples int16 [n], in order."""
+        """Returns what changes with further samples int16 [n], in order."""
         joined = np.concatenate((self._rest, samples))
         count = len(joined) // self._frame
         self._rest = joined[count * self._frame :].copy()
@@ -55,7 +55,7 @@ class VoiceActivity:
         return [change for change in changes if change is not None]
 
     def pause(self) -> None:
-        """What comes next is no longer the speech so far."""
+        """End the speech so far: what comes next is another."""
         self.is_speech, self._loud, self._quiet = False, 0, 0
 
     def _next(self, level: float) -> Change | None:
