@@ -17,6 +17,7 @@ from app.layers.linear import QKVLinear, RowLinear
 from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare
 from app.layers.relative_bias import RelativeBias
 from app.layers.rotary import RotaryEmbedding
+from app.layers.turned_heads import TurnedHeads
 
 
 class EncoderAttention(AttentionLayer):
@@ -48,6 +49,7 @@ class EncoderAttention(AttentionLayer):
             self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
         self.scale = s.head_dim**-0.5 if s.scale is None else s.scale
         self.window, self.rotary = s.sliding_window, rotary
+        self._turned = TurnedHeads(ctx, self.num_heads, self.num_kv_heads, s.head_dim)
         self._bias_of_step = None if relative is None else relative.of_step
 
     @property
@@ -75,11 +77,14 @@ class EncoderAttention(AttentionLayer):
         qkv = self.qkv_proj(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        rotation = None if self.rotary is None else self.rotary.of_step(ctx)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.rotary is not None:
-            rotation = self.rotary.of_step(ctx)
-            query, key = rotation.apply(query), rotation.apply(key)
+            if rotation is not None:
+                query, key = rotation.apply(query), rotation.apply(key)
+        elif rotation is not None:
+            turned = self._turned.of(heads, rotation.cos, rotation.sin)
+            query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
         bias = self.score_bias(ctx)
         seen = ctx.inputs.get("seen")
         attended = encoder_attention(query, key, value, plan, self.scale, self.window, bias, seen)

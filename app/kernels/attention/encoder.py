@@ -153,13 +153,19 @@ def _banded(
     real = torch.zeros(n if mask is not None else 1, room + 2 * side, dtype=torch.bool, device=q.device)
     real[:, side : side + length] = True if mask is None else mask.view(n, length)
     spread = [F.pad(x, (0, 0, side, room - length + side)) for x in (k, v)]
-    keys, values = (x.unfold(2, block + 2 * side, block).transpose(3, 4) for x in spread)
-    queries = F.pad(q, (0, 0, 0, room - length)).view(n, heads, blocks, block, width)
+    keys, values = (_by_block(x.unfold(2, block + 2 * side, block).transpose(3, 4)) for x in spread)
+    queries = _by_block(F.pad(q, (0, 0, 0, room - length)).view(n, heads, blocks, block, width))
     places, offsets = (torch.arange(size, device=q.device) for size in (block + 2 * side, block))
     near = (places - side - offsets[:, None]).abs() < window  # [block, block + 2 side]
-    seen = near & real.unfold(1, block + 2 * side, block)[:, :, None]  # [n, blocks, block, block + 2 side]
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen.unsqueeze(1), scale=scale)
-    return out.reshape(n, heads, room, width)[:, :, :length]
+    seen = near & real.unfold(1, block + 2 * side, block)[:, :, None]  # [n or 1, blocks, block, block + 2 side]
+    masks = seen.expand(n, -1, -1, -1).reshape(n * blocks, 1, block, block + 2 * side)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=masks, scale=scale)
+    return out.view(n, blocks, heads, block, width).transpose(1, 2).reshape(n, heads, room, width)[:, :, :length]
+
+
+def _by_block(x: torch.Tensor) -> torch.Tensor:
+    """[n, H, blocks, L, D] -> [n * blocks, H, L, D]: PyTorch's fast kernels take four dimensions, not five."""
+    return x.transpose(1, 2).flatten(0, 1)
 
 
 def naive_encoder_attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -47,6 +48,13 @@ TABLE_BYTES = 64 << 20  # of grids that came before
 Grid = tuple[int, int, int]
 
 
+class Neighbours(NamedTuple):
+    """Four entries of a table for each patch, and how much of each it takes."""
+
+    indices: torch.Tensor  # int64 [4, T]
+    shares: torch.Tensor  # [4, T, 1]
+
+
 @dataclass(slots=True, frozen=True)
 class GridTables:
     """Says of a grid's patches, in the order in which blocks read them, what does not depend on pixels."""
@@ -56,11 +64,13 @@ class GridTables:
     sin: torch.Tensor
     windows: list[int]  # patches of each window
     frames: list[int]  # patches of each frame
+    neighbours: Neighbours | None  # of a frame's patches in the square of learned positions; None: there is none
 
     @property
     def num_bytes(self) -> int:
         """Memory of the device."""
-        return self.cos.nbytes + self.sin.nbytes + (0 if self.order is None else self.order.nbytes)
+        tensors = (self.cos, self.sin, self.order, *(self.neighbours or ()))
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class PatchMerger(Layer):
@@ -147,8 +157,11 @@ class GridVision(MediaEncoder):
         x: torch.Tensor = self.patch_embed(pixels)
         if table.order is not None:
             x = x.index_select(0, table.order)
-        positions = self._positions(picture.grid)  # not kept: as large as the patches themselves
-        return x if positions is None else x + positions
+        if table.neighbours is None or self.pos_embed is None:
+            return x
+        # Not kept: as large as the patches themselves.
+        positions: torch.Tensor = (self.pos_embed(table.neighbours.indices) * table.neighbours.shares).sum(0)
+        return x + positions.repeat(picture.grid[0], 1)
 
     def _in_order(self, merged: torch.Tensor, tables: Sequence[GridTables]) -> torch.Tensor:
         """Tokens as the processor counts them."""
@@ -189,6 +202,7 @@ class GridVision(MediaEncoder):
             torch.cat((-sin, sin), 1).unsqueeze(1).to(self.device, self.dtype),
             windows,
             [frame] * num_frames,
+            None if self.pos_embed is None else self._neighbours(height, width),
         )
 
     def _windows(self, grid: Grid) -> tuple[torch.Tensor, list[int]]:
@@ -205,18 +219,15 @@ class GridVision(MediaEncoder):
         patches = (chosen[:, None] * each + torch.arange(each)).flatten()
         return patches, [len(part) * each for part in cut] * num_frames
 
-    def _positions(self, grid: Grid) -> torch.Tensor | None:
-        """The learned square of positions, interpolated to the picture's patches [T, E]; None: there is none."""
-        if self.pos_embed is None:
-            return None
-        rows, columns = _merge_order(grid[1], grid[2], self.merge)
+    def _neighbours(self, height: int, width: int) -> Neighbours:
+        """Finds what the learned square of positions, interpolated, gives each patch of a frame."""
+        rows, columns = _merge_order(height, width, self.merge)
         (low_r, high_r, part_r), (low_c, high_c, part_c) = (
-            _between(places, size, self.side) for places, size in ((rows, grid[1]), (columns, grid[2]))
+            _between(places, size, self.side) for places, size in ((rows, height), (columns, width))
         )
         indices = torch.stack([row * self.side + column for row in (low_r, high_r) for column in (low_c, high_c)])
         shares = torch.stack([r * c for r in (1 - part_r, part_r) for c in (1 - part_c, part_c)])
-        found: torch.Tensor = self.pos_embed(indices.to(self.device)) * shares.to(self.device, self.dtype).unsqueeze(2)
-        return found.sum(0).repeat(grid[0], 1)
+        return Neighbours(indices.to(self.device), shares.to(self.device, self.dtype).unsqueeze(2))
 
 
 class QwenVision(GridVision):

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from app.kernels.attention.encoder import EncoderPlan, encoder_attention
-from app.kernels.fused import FUSED_OPS
 from app.kernels.fused.reference import rotate
 from app.layers.activation import activation
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.norm import Norm
 from app.layers.replicated import ReplicatedLinear
+from app.layers.turned_heads import TurnedHeads
 from app.layers.weight import REPLICATED, Weight
 
 
@@ -90,25 +90,17 @@ class FusedAttention(Layer):
         self.num_heads, self.head_dim = num_heads, size // num_heads
         self.qkv = ReplicatedLinear(ctx, size, 3 * size)
         self.proj = ReplicatedLinear(ctx, size, size)
-        self._rotate_and_write = FUSED_OPS.on(ctx.device).rotate_and_write if num_heads % 2 == 0 else None
-        # The launch writes into no slot of it: to it queries and keys are queries, values keys and values.
-        self._cache = torch.empty(1, 2, num_heads // 2, 1, self.head_dim, dtype=ctx.dtype, device=ctx.device)
+        self._turned = TurnedHeads(ctx, num_heads, num_heads, self.head_dim)
 
     def forward(self, x: torch.Tensor, span: Span) -> torch.Tensor:
         """[T, C] -> [T, C]."""
         heads = self.qkv(x).view(len(x), 3 * self.num_heads, self.head_dim)
         turned, value = heads.split((2 * self.num_heads, self.num_heads), 1)
         if span.cos is not None and span.sin is not None:
-            turned = self._rotated(heads, turned, span.cos, span.sin)
+            turned = self._turned.of(heads, span.cos, span.sin)
         query, key = turned.split(self.num_heads, 1)
         out = encoder_attention(query, key, value, span.plan, self.head_dim**-0.5)
         return self.proj(out.reshape(len(out), -1))  # type: ignore[no-any-return]
-
-    def _rotated(self, heads: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        if self._rotate_and_write is None:
-            return rotate(turned, cos, sin)
-        slots = torch.full((len(heads),), -1, dtype=torch.int64, device=heads.device)
-        return self._rotate_and_write(heads, cos, sin, None, self._cache, slots, None)
 
 
 class PlainBlock(Layer):
