@@ -14,8 +14,8 @@ class TurnedHeads:
 
     def __init__(self, ctx: BuildContext, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._num_turned = num_heads + num_kv_heads
-        # The launch takes queries and keys for queries, and the two halves of values for keys and values: it writes into
-        # no slot of the cache, whose shape says how many heads those are.
+        # The launch takes queries and keys for queries, the two halves of values for keys and values. It writes into no
+        # slot of the cache, whose shape says how many heads those are.
         is_even = num_kv_heads % 2 == 0
         self._rotate_and_write = FUSED_OPS.on(ctx.device).rotate_and_write if is_even else None
         self._cache = torch.empty(1, 2, num_kv_heads // 2, 1, head_dim, dtype=ctx.dtype, device=ctx.device)

@@ -36,9 +36,9 @@ def run_watched(call: Callable[[], T], max_s: float, max_cpu_s: float = math.inf
     if max_s == max_cpu_s == math.inf:
         return call()
     run = _Run(max_s, max_cpu_s)
-    _WATCH.add(run, run.check_in_s())
     try:
         try:
+            _WATCH.add(run, run.check_in_s())  # from here on an interrupt may come
             result = call()
         finally:
             run.settle()

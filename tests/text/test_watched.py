@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from app.text import watched
 from app.text.watched import OverrunError, run_watched
 from tests.limits import patience_s
 
@@ -83,3 +84,20 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     finally:
         sys.setprofile(None)
     assert "call" in traced
+
+
+def test_one_that_is_late_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt that comes while the call is still noted is the call's, and the last one."""
+    noted, add = [], watched._WATCH.add
+
+    def add_slowly(run: watched._Run, in_s: float) -> None:
+        add(run, in_s)
+        if threading.current_thread() is threading.main_thread():
+            noted.append(run)
+            while True:
+                pass
+
+    monkeypatch.setattr(watched._WATCH, "add", add_slowly)
+    with pytest.raises(OverrunError):
+        run_watched(lambda: None, 0.02)
+    assert noted[0].check() is None
