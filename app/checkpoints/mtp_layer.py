@@ -21,10 +21,9 @@ def promises_mtp(info: ModelInfo) -> bool:
     return info.architecture in ARCHITECTURES and bool(info.hf_config.get("num_nextn_predict_layers"))
 
 
-def missing_of_mtp(info: ModelInfo, load_format: str, *, with_embedding: bool) -> str | None:
-    """Says what keeps the layer from being read, None where all of it is there: its own tensors, those that the model's
-    last layer has (a checkpoint whose other layers alone were quantized stores it in another way), and `with_embedding`
-    its copy of the embedding."""
+def missing_of_mtp(info: ModelInfo, load_format: str) -> str | None:
+    """Says what keeps the layer from being read, None where all of it is there: its own tensors, and those that the
+    model's last layer has (a checkpoint whose other layers alone were quantized stores it in another way)."""
     try:
         names = tensor_names(info.directory, load_format)
     except CheckpointError as error:
@@ -36,7 +35,7 @@ def missing_of_mtp(info: ModelInfo, load_format: str, *, with_embedding: bool) -
     like_last = [name.removeprefix(last) for name in names if name.startswith(last)]
     lacking = [name for name in like_last if name not in held]
     parts = {name.rpartition(".")[0] for name in held}
-    lacking += [part for part in (*OWN, *(["embed_tokens"] if with_embedding else [])) if part not in parts]
+    lacking += [part for part in OWN if part not in parts]
     return f"the checkpoint has no {behind}{lacking[0]}" if lacking else None
 
 

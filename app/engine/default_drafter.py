@@ -38,4 +38,6 @@ def _obstacle(config: EngineConfig, info: ModelInfo) -> str | None:
         return "model_impl=transformers runs the model's layers by itself"
     if config.is_exact:
         return f"deterministic={config.deterministic}: a drafter of its own was not shown to leave logits exact"
-    return missing_of_mtp(info, config.load_format, with_embedding=config.pipeline_parallel_size > 1)
+    if config.pipeline_parallel_size > 1:
+        return f"pipeline_parallel_size={config.pipeline_parallel_size}: the last stage would hold the embedding again"
+    return missing_of_mtp(info, config.load_format)

@@ -25,8 +25,8 @@ def write_index(directory: Path, names: list[str]) -> None:
     file.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
 
 
-def missing(directory: Path, load_format: str = "auto", with_embedding: bool = False) -> str | None:
-    return missing_of_mtp(info_of(directory), load_format, with_embedding=with_embedding)
+def missing(directory: Path, load_format: str = "auto") -> str | None:
+    return missing_of_mtp(info_of(directory), load_format)
 
 
 def test_config_json_promises_it_for_some_families(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_config_json_promises_it_for_some_families(tmp_path: Path) -> None:
 def test_an_index_tells_what_is_there_before_weights_are(tmp_path: Path) -> None:
     write_index(tmp_path, NAMES)
     assert missing(tmp_path) is None
-    assert missing(tmp_path, "safetensors", with_embedding=True) is None
+    assert missing(tmp_path, "safetensors") is None
 
 
 @pytest.mark.parametrize("name", [*LAYER, *OWN[:-1]])
@@ -48,12 +48,6 @@ def test_what_lacks_is_named(tmp_path: Path, name: str) -> None:
     gone = f"model.layers.2.{name}"
     write_index(tmp_path, [each for each in NAMES if each != gone])
     assert gone.removesuffix(".weight") in str(missing(tmp_path))
-
-
-def test_a_copy_of_the_embedding_is_wanted_where_the_model_has_its_own_in_another_stage(tmp_path: Path) -> None:
-    write_index(tmp_path, [name for name in NAMES if name != "model.layers.2.embed_tokens.weight"])
-    assert missing(tmp_path) is None
-    assert missing(tmp_path, with_embedding=True) == "the checkpoint has no model.layers.2.embed_tokens"
 
 
 def test_a_file_tells_by_its_header(tmp_path: Path) -> None:

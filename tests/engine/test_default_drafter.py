@@ -68,6 +68,7 @@ def test_the_users_word_stays(checkpoint: tuple[Path, PreTrainedModel], said: di
         ({"deterministic": "batch", "num_threads": 1}, "deterministic=batch"),
         ({"runner": "pooling"}, "runner=pooling"),
         ({"model_impl": "transformers"}, "model_impl=transformers"),
+        ({"pipeline_parallel_size": 2, "executor": "local_processes"}, "pipeline_parallel_size=2"),
         ({"load_format": "dummy"}, "not known before it is loaded"),
     ],
 )

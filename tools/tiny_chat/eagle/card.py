@@ -1,7 +1,7 @@
 """Writes the model card of `tiny-chat-eagle3` from how it was trained and how often its drafts are right.
 
-python -m benchmarks.built_in_drafts --families --out results/drafts.json
-python -m tools.tiny_chat.eagle.card results/drafts.json
+python -m benchmarks.built_in_drafts --families --per-family 14 --drafters tiny-chat-eagle3 --out results/drafts.json
+python -m tools.tiny_chat.eagle.card results/drafts.json --per-family 14
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def cell(found: list[dict[str, int]]) -> str:
     return f"{1 + right / max(1, drafts):.2f} ({right / max(1, made):.0%})"
 
 
-def card(figures: dict[str, Any], training: dict[str, Any]) -> str:
-    """The page."""
+def card(figures: dict[str, Any], training: dict[str, Any], per_family: int) -> str:
+    """The page, of figures over so many questions of each family."""
     names = list(figures)
     rows = [(family, [cell([figures[name][family]]) for name in names]) for family in figures[names[0]]]
     rows.append(("all", [cell(list(figures[name].values())) for name in names]))
@@ -42,9 +42,10 @@ other openings, {UNROLLED} passes unrolled. No held-out question went in.
 
 ## Held-out acceptance
 
-Greedy answers to held-out questions, seven drafts a step: tokens a step (at most 8), and how many drafts were right
-(`python -m benchmarks.built_in_drafts --families`). By training's own measure, over places instead of steps and
-{training["arguments"]["held"]} held-out questions of each family: {training["tokens_per_step"]:.2f} tokens a step.
+Greedy answers, seven drafts a step, held-out questions of each family: {per_family}. Tokens a step (at most 8), and how
+many drafts were right (`python -m benchmarks.built_in_drafts --families --drafters tiny-chat-eagle3`). By training's
+own measure, over places instead of steps and {training["arguments"]["held"]} such questions of each family:
+{training["tokens_per_step"]:.2f} tokens a step.
 
 | family | {" | ".join(names)} |
 |---|{"---|" * len(names)}
@@ -56,9 +57,10 @@ def main() -> None:
     """Read, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", type=Path)
+    parser.add_argument("--per-family", type=int, required=True, help="questions that the figures are of")
     args = parser.parse_args()
     training = json.loads((DIRECTORY / "training.json").read_text())
-    (DIRECTORY / "README.md").write_text(card(json.loads(args.figures.read_text()), training))
+    (DIRECTORY / "README.md").write_text(card(json.loads(args.figures.read_text()), training, args.per_family))
 
 
 if __name__ == "__main__":
