@@ -67,11 +67,14 @@ class Keys:
         return value
 
     def _value(self, key: str) -> Any:
-        """UnsupportedError where layers differ."""
+        """UnsupportedError where layers differ, or there is none in the list."""
         value = self.metadata.get(self._name(key))
         if not isinstance(value, list | array):
             return value
-        found = {one for one in value if one or not self.zeros_are_none} or {0}
+        if any(isinstance(one, list | array) for one in value):
+            raise self._refuse(key, value[:1], "a number of each layer")
+        found = {one for one in value if one or not self.zeros_are_none}
+        found = found or set(value)  # none of any layer
         if len(found) != 1:
             few = list(value[:8])
             raise UnsupportedError(f"GGUF: {self._name(key)} differs from layer to layer: {few}", param="model")
