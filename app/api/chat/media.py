@@ -132,7 +132,8 @@ async def _all_read(
     work: RequestWork, media: ModelMedia, memory: _Memory, shown: Sequence[_Shown], room: TextRoom
 ) -> list[Picture]:
     """The items, each counted as soon as it is there; where one cannot be shown, the others are given up."""
-    tasks = [asyncio.ensure_future(_read(work, media, memory, one, room)) for one in shown]
+    turn = asyncio.Lock()  # a request has one video decoded at a time, so that others find threads beside it
+    tasks = [asyncio.ensure_future(_read(work, media, memory, one, room, turn)) for one in shown]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -140,11 +141,14 @@ async def _all_read(
             task.cancel()
 
 
-async def _read(work: RequestWork, media: ModelMedia, memory: _Memory, shown: _Shown, room: TextRoom) -> Picture:
+async def _read(
+    work: RequestWork, media: ModelMedia, memory: _Memory, shown: _Shown, room: TextRoom, turn: asyncio.Lock
+) -> Picture:
     run = work.run_process if shown.kind == "image" else work.run_long_process
     with in_field(shown.field):
         if shown.kind == "video":
-            picture = await run(media.read_video, shown.data, work.tenant, room.num_tokens)
+            async with turn:
+                picture = await run(media.read_video, shown.data, work.tenant, room.num_tokens)
         else:
             picture = await run(media.read, shown.data, shown.detail, work.tenant, room.num_tokens)
         memory.add_values(picture)

@@ -3,17 +3,22 @@ wrong with one is said of its field."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from app.api.chat import media
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
-from app.records.media import MediaAsk
+from app.records.media import MediaAsk, MediaKind
+from app.text.prompt_size import TextRoom
 from tests import limits
 from tests.api.conftest import ScriptedClient, Server, served, write_model
 from tests.api.picture_table import ONE
@@ -180,3 +185,25 @@ def test_limits_of_a_prompt(client: ScriptedClient, http: httpx.Client) -> None:
     assert f"bytes; a video may have {len(FILE) + 99}" in error["message"]
     assert asked(http, PART, model="few").status_code == 200
     assert client.requests[-1].asked(MediaAsk).items[0].grid[0] == 1  # type: ignore[union-attr]
+
+
+def test_a_request_has_one_video_decoded_at_a_time() -> None:
+    """Pictures beside it are decoded meanwhile; videos come in their order."""
+    running: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    async def run(call: Any, data: bytes, *_: Any) -> bytes:
+        running[call] += 1
+        most[call] = max(most[call], running[call])
+        await asyncio.sleep(0)
+        running[call] -= 1
+        return data
+
+    fakes: Any = SimpleNamespace(run_process=run, run_long_process=run, tenant="t")
+    model: Any = SimpleNamespace(read_video="video", read="picture")
+    memory: Any = SimpleNamespace(add_values=lambda picture: None)
+    kinds: list[MediaKind] = ["video", "image", "video", "image", "video"]
+    shown = [media._Shown(f"f{i}", bytes([i]), kind, "auto") for i, kind in enumerate(kinds)]
+    found = asyncio.run(media._all_read(fakes, model, memory, shown, TextRoom(100)))
+    assert found == [bytes([i]) for i in range(5)]
+    assert most == {"video": 1, "picture": 2}
