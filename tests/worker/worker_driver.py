@@ -153,7 +153,8 @@ class Driver:
     def _empty(self, freed: list[int]) -> SchedulerOutput:
         self.step_id += 1
         none = np.zeros(0, dtype=np.int32)
-        return SchedulerOutput(self.step_id, none, none, none.astype(np.bool_), freed_rows=freed)
+        # Where steps may overlap, on a GPU, each ends before the next one here.
+        return SchedulerOutput(self.step_id, none, none, none.astype(np.bool_), freed_rows=freed, flush=True)
 
     def _take(self, outputs: list[ModelRunnerOutput], step_message: SchedulerOutput, scheduled: list[Run]) -> None:
         assert [output.step_id for output in outputs] == [step_message.step_id]
