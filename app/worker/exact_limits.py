@@ -30,8 +30,6 @@ SHOWN = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-# On GPUs: the others' tests are there, but have not run on one yet.
-SHOWN_ON_GPUS = SHOWN - {"Qwen2ForCausalLM", "MixtralForCausalLM"}
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
 
@@ -59,9 +57,8 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         raise _refusal("on CPUs and NVIDIA's Hopper GPUs only so far: no other has shown that its kernels are exact")
     if info.runner(config.runner) != "generate":
         raise _refusal("for models that generate only")
-    shown = SHOWN_ON_GPUS if device.type == "cuda" else SHOWN
-    if not runs_natively(info) or info.architecture not in shown:
-        raise _refusal(f"{info.architecture} was not shown to be exact; known: {', '.join(sorted(shown))}")
+    if not runs_natively(info) or info.architecture not in SHOWN:
+        raise _refusal(f"{info.architecture} was not shown to be exact; known: {', '.join(sorted(SHOWN))}")
     if info.quantization_scheme:
         raise _refusal(f"the checkpoint is quantized: {_REFUSED['quantization']}")
     if GATED_ACTIVATIONS.get(str(info.hf_config.get("hidden_act", "silu"))) not in ACTIVATIONS:

@@ -66,8 +66,8 @@ def test_gpus() -> None:
         refuse(device=gpu, dtype=torch.bfloat16, num_threads=None)
         with pytest.raises(ConfigError, match="deterministic: dtype bfloat16"):
             refuse(device=gpu)
-        with pytest.raises(ConfigError, match="MixtralForCausalLM was not shown to be exact; known: Llama"):
-            refuse({"architectures": ["MixtralForCausalLM"]}, gpu, torch.bfloat16)
+        with pytest.raises(ConfigError, match="PhiForCausalLM was not shown to be exact; known: Llama"):
+            refuse({"architectures": ["PhiForCausalLM"]}, gpu, torch.bfloat16)
         with pytest.raises(ConfigError, match="pipeline_parallel_size: a pipeline of GPUs was not shown"):
             refuse(device=gpu, dtype=torch.bfloat16, pipeline_parallel_size=2)
     for generation in (0, 8, 10):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -21,8 +20,6 @@ from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
-from app.worker import exact_limits
-from app.worker.exact_limits import SHOWN
 from tests.engine.core_driver import KEY, Results, run
 from tests.tiny_models import tiny_model
 from tests.worker.test_exact_steps import Logprobs, assert_same, in_order
@@ -58,8 +55,7 @@ def core_of(model: str, **options: Any) -> Iterator[EngineCore]:
     free = {"max_num_seqs": 256, "num_blocks": 8000, "deterministic": "batch", "max_num_batched_tokens": 4096}
     config = EngineConfig(model=str(MODELS[model]()), **{**fixed, **free, **options})
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
-    with mock.patch.object(exact_limits, "SHOWN_ON_GPUS", SHOWN):  # what is to be shown may run, too
-        core.start()
+    core.start()
     try:
         yield core
     finally:
