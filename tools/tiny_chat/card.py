@@ -14,8 +14,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from app.quantize.questions import longest_answer
+
 from . import families
-from .evaluate import ASSETS, load_heldout, max_new_tokens, prompt_kwargs
+from .evaluate import ASSETS, load_heldout, prompt_kwargs
 
 BIG = ASSETS / "tiny-chat"
 
@@ -90,7 +92,7 @@ def measure_draft(per: int) -> dict[str, Any]:
         text = tok.apply_chat_template(ex["messages"], tokenize=False, **prompt_kwargs(ex))
         ids = tok(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         out = big.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens(ex), do_sample=False
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest_answer(ex), do_sample=False
         )
         with torch.no_grad():
             guess = draft(out).logits[0, ids.shape[1] - 1 : -1].argmax(-1)

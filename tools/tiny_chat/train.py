@@ -294,6 +294,8 @@ def main() -> None:
 
     from transformers import PreTrainedTokenizerFast
 
+    from app.quantize.questions import is_right, longest_answer
+
     from . import evaluate as E
     from . import families
 
@@ -327,12 +329,12 @@ def main() -> None:
         ref = copy.deepcopy(m).bfloat16().float().eval()
         res: dict[str, list[int]] = {f: [0, 0] for f in families.EVAL_FAMILIES}
         bad = []
-        for limit in sorted({E.max_new_tokens(e) for e in exs}):
-            part = [i for i, e in enumerate(exs) if E.max_new_tokens(e) == limit]
+        for limit in sorted({longest_answer(e) for e in exs}):
+            part = [i for i, e in enumerate(exs) if longest_answer(e) == limit]
             got = M.generate(ref, [prompts[i] for i in part], limit, stop_id, budget=1_500_000 if cuda else 60_000)
             for i, g in zip(part, got, strict=True):
                 text = tok.decode(g, skip_special_tokens=True)
-                ok = E.check(exs[i], text)
+                ok = is_right(exs[i], text)
                 res[exs[i]["family"]][0] += ok
                 res[exs[i]["family"]][1] += 1
                 if not ok:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.quantize.questions import is_right
-from tools.tiny_chat import evaluate, families, template, words
+from tools.tiny_chat import card, evaluate, families, template, words
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "app" / "assets" / "tiny-chat"
@@ -117,3 +117,12 @@ def test_heldout_file():
     assert {r["family"] for r in rows} == set(families.EVAL_FAMILIES)
     for r in rows:
         assert r["messages"][-1]["role"] in ("user", "tool") and r["check"] in ("exact", "one_of", "json", "tool_call")
+
+
+def test_the_card_is_what_its_writer_writes(monkeypatch, tmp_path):
+    folder = tmp_path / "tiny-chat"
+    folder.mkdir()
+    (folder / "metrics.json").write_bytes((MODEL / "metrics.json").read_bytes())
+    monkeypatch.setattr(card, "BIG", folder)
+    card.write_card()
+    assert (folder / "README.md").read_text() == (MODEL / "README.md").read_text()
