@@ -137,6 +137,24 @@ class LatentAttention(AttentionLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' latents into the cache."""
+        query, absorbed, step = self._write(x, ctx)
+        cache = ctx.kv_caches[self.layer_index]
+        if step.absorbed is None:
+            out = self._attend_expanded(query, cache, step)
+        else:
+            out = query.new_empty(*query.shape[:2], self.settings.value_dim)
+            self._attend_absorbed(query, absorbed, cache, step.absorbed, out)
+            if step.expanded is not None:
+                out[step.expanded.tokens] = self._attend_expanded(query, cache, step)
+        return self.o_proj(out.flatten(1), epilogue)  # type: ignore[no-any-return]
+
+    def keep(self, x: Activations, ctx: ForwardContext) -> None:
+        """x [T, C]: its latents go into the cache, and nothing attends to them yet."""
+        self._write(x, ctx)
+
+    def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor | None, LatentStep]:
+        """Returns x's queries [T, H, Dn + Dr], where those for latents [T, H, R + Dr] begin to be made, and the step's
+        plan; the rest is in the cache then."""
         cache, meta, s = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index], self.settings
         step = meta.plan
         assert isinstance(step, LatentStep), "a layer of this key was not planned"
@@ -149,14 +167,7 @@ class LatentAttention(AttentionLayer):
         absorbed = query.new_empty(*query.shape[:2], s.width) if step.expanded is None else None
         turned = pe if absorbed is None else absorbed[..., s.latent_size :]
         self.fused.rotate_and_write_latent(pe, latent, rotation, cache, meta.slot_mapping, self.kv_scales, turned)
-        if step.absorbed is None:
-            out = self._attend_expanded(query, cache, step)
-        else:
-            out = query.new_empty(*query.shape[:2], s.value_dim)
-            self._attend_absorbed(query, absorbed, cache, step.absorbed, out)
-            if step.expanded is not None:
-                out[step.expanded.tokens] = self._attend_expanded(query, cache, step)
-        return self.o_proj(out.flatten(1), epilogue)  # type: ignore[no-any-return]
+        return query, absorbed, step
 
     def _project(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries of this rank's heads [T, H, Dn + Dr] and the tokens' latents [T, R + Dr], as they are projected."""

@@ -19,7 +19,6 @@ from app.checkpoints.mtp_layer import ARCHITECTURES, promises_mtp
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import ConfigError
 from app.kernels.gemm import Activations
-from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext, HiddenStates
 from app.layers.norm import RMSNorm
 from app.layers.replicated import ReplicatedLinear
@@ -85,12 +84,8 @@ class MtpDrafter(Drafter):
         return total
 
     def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
-        """See Drafter. Without the experts, unless the layer's attention knows no other way."""
-        attention = self._layer[0].self_attn
-        if isinstance(attention, Attention):
-            attention.keep(self._inputs(token_ids, features, ctx)[0], ctx)
-        else:
-            self.advance(token_ids, features, ctx)
+        """See Drafter: without attention and experts."""
+        self._layer[0].self_attn.keep(self._inputs(token_ids, features, ctx)[0], ctx)
 
     def _inputs(
         self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext
