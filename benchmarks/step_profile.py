@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,17 +24,16 @@ from benchmarks.offline import arguments, make_llm, random_prompt, timed, write
 CONTEXT, STEPS, SHOWN = 512, 32, 18
 
 
-def kernels_of_a_step(llm: LLM, shape: str, batch: int) -> dict[str, Any]:
-    """Name -> (microseconds, launches) of one step, and the step's wall time."""
-    rng = random.Random(0)
-    prompts = [random_prompt(rng, CONTEXT, shape) for _ in range(batch)]
-    timed(llm, prompts, [2] * batch)
+def kernels_of_a_step(run: Callable[[int], Any]) -> dict[str, Any]:
+    """Name -> (microseconds, launches) of one step, and the step's wall time; `run` lets requests have so many
+    tokens."""
+    run(2)
     totals: list[dict[str, tuple[float, int]]] = []
     walls = []
     for length in (2, STEPS + 2):  # their difference has no prefill in it
         with profile(activities=[ProfilerActivity.CUDA]) as watched:
             begin = time.perf_counter()
-            timed(llm, prompts, [length] * batch)
+            run(length)
             torch.cuda.synchronize()
             walls.append(time.perf_counter() - begin)
         found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
@@ -50,6 +51,18 @@ def kernels_of_a_step(llm: LLM, shape: str, batch: int) -> dict[str, Any]:
     return {"step_us": step_us, "kernels_us": busy_us, "gaps_us": step_us - busy_us, "kernels": ranked}
 
 
+def show(title: str, row: dict[str, Any]) -> None:
+    """Print one step's kernels."""
+    launches = sum(count for _, (_, count) in row["kernels"])
+    print(
+        f"-- {title}: step {row['step_us']:.0f} us, kernels {row['kernels_us']:.0f} us in {launches:.0f} launches, "
+        f"gaps {row['gaps_us']:.0f} us"
+    )
+    for name, (us, count) in row["kernels"][:SHOWN]:
+        print(f"   {us:8.1f} us {count:6.1f} x {us / max(count, 1e-9):7.2f}  {name[:100]}")
+    print(end="", flush=True)
+
+
 def main() -> None:
     """Profile, print, write JSON."""
     parser = arguments(__doc__, "llama-8b")
@@ -58,16 +71,15 @@ def main() -> None:
     figures: dict[str, Any] = {"shape": args.shape}
     with make_llm(args.shape, **args.engine) as llm:
         for batch in args.batches:
-            figures[str(batch)] = row = kernels_of_a_step(llm, args.shape, batch)
-            launches = sum(count for _, (_, count) in row["kernels"])
-            print(
-                f"-- {args.shape} batch {batch}: step {row['step_us']:.0f} us, kernels {row['kernels_us']:.0f} us in "
-                f"{launches:.0f} launches, gaps {row['gaps_us']:.0f} us"
-            )
-            for name, (us, count) in row["kernels"][:SHOWN]:
-                print(f"   {us:8.1f} us {count:6.1f} x {us / max(count, 1e-9):7.2f}  {name[:100]}")
-            print(end="", flush=True)
+            rng = random.Random(0)
+            prompts = [random_prompt(rng, CONTEXT, args.shape) for _ in range(batch)]
+            figures[str(batch)] = row = kernels_of_a_step(partial(_run, llm, prompts))
+            show(f"{args.shape} batch {batch}", row)
             write(args.out, figures)
+
+
+def _run(llm: LLM, prompts: list[list[int]], length: int) -> None:
+    timed(llm, prompts, [length] * len(prompts))
 
 
 if __name__ == "__main__":

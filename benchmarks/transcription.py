@@ -29,6 +29,7 @@ from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from benchmarks.offline import write
 from benchmarks.shapes import write_shape
+from benchmarks.step_profile import kernels_of_a_step, show
 
 CLIP_S = 30.0
 PROMPT = [50258, 50259, 50360, 50364]
@@ -86,6 +87,16 @@ class Bench:
         rate = CLIP_S * count * clips_each / taken
         return {f"x_real_time_{count}": rate, f"clip_ms_{count}": 1e3 * float(np.median(times))}
 
+    def profile(self, count: int) -> dict[str, Any]:
+        """Kernels of a step that writes for so many clips, by name."""
+
+        def run(length: int) -> None:
+            self._num_tokens, asked = length, self._num_tokens
+            self.streams(count, 1)
+            self._num_tokens = asked
+
+        return kernels_of_a_step(run)
+
     def encoder(self, counts: tuple[int, ...] = (1, 8)) -> dict[str, float]:
         """Milliseconds of the encoder alone, for so many clips at once."""
         worker: Any = self.executor._worker
@@ -120,6 +131,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--clips", type=int, default=4, help="Clips of each stream.")
     parser.add_argument("--tokens", type=int, default=120, help="Tokens of a clip.")
+    parser.add_argument("--profile", action="store_true", help="Show the kernels of a step, too; on a GPU.")
     parser.add_argument("--engine", type=json.loads, default={}, help="Engine options, as JSON.")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -129,6 +141,9 @@ def main() -> None:
         bench.streams(count, 1)  # warm
         figures |= bench.streams(count, args.clips)
     figures |= bench.encoder()
+    for count in args.streams if args.profile else ():
+        figures[f"step_{count}"] = bench.profile(count)
+        show(f"{args.shape}, {count} streams", figures[f"step_{count}"])
     print(", ".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, float)), flush=True)
     write(args.out, figures)
     bench.close()
