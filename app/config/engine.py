@@ -261,7 +261,7 @@ class EngineConfig(Frozen):
         description="`batch`: logits are the same to the bit in bfloat16 and float32 whatever runs beside a request, "
         "cached or not, in chunks of any size, preempted, with drafts, on another replica of the same kind of machine. "
         "On CPUs and Hopper GPUs (bfloat16), for the models and options of docs/determinism.md; steps take longer. "
-        "`batch_and_layout` (any number of workers) is not there yet.",
+        "`batch_and_layout`: over 1, 2 or 4 tensor-parallel workers and any pipeline, too.",
     )
     logits_processors: tuple[Annotated[str, OneOf(EXTRA_LOGITS_PROCESSORS)], ...] = Field(
         (),

@@ -34,6 +34,7 @@ class BuildContext:
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
     adapts_experts: bool = False  # adapters may change experts, and the layers that are shared beside them
     is_exact: bool = False  # whether a row's bits may not depend on the others of its step (`deterministic`)
+    has_leaves: bool = False  # nor on the number of ranks: products go over fixed leaves (layers/leaves.py)
 
     def kernels(self, table: KernelTable[T]) -> T:
         """The best of an operation for the device; ConfigError where it must be exact, and none is."""

@@ -22,6 +22,7 @@ from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, Epilogue
+from app.layers.leaves import LeafColumns, LeafRows
 from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -50,6 +51,7 @@ class Linear(AdaptedLayer):
         self.is_streamed = False  # where it is, it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.device, self.ops, self.is_exact = ctx.device, ctx.kernels(LINEAR_OPS), ctx.is_exact
+        self.has_leaves = ctx.has_leaves
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -133,14 +135,18 @@ class Linear(AdaptedLayer):
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""
         if self.is_streamed:
             return
-        self.packed = pack_stored(self.stored)
-        if self.packed is not None and self.is_exact:
+        self.packed = self.in_leaves() if self.has_leaves else pack_stored(self.stored)
+        if self.packed is not None and self.is_exact and not self.has_leaves:
             outputs = sum(share.size for share in self.output_shares.values())
             self.packed = FixedRowsWeight(self.packed, (outputs, self.input_share.size), self.dtype)
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
             for weight in self.stored:
                 weight.drop()
+
+    def in_leaves(self) -> PackedWeight | None:
+        """The weight in pieces that no number of ranks changes; None where the product does not look at its shape."""
+        return LeafColumns.of(self.weight, self.output_shares.values()) if self.device.type == "cpu" else None
 
     @property
     def made(self) -> object:
@@ -218,7 +224,11 @@ class RowLinear(Linear):
         inputs = Share(0, share, tp.rank * share, input_size)
         super().__init__(ctx, {"": Share(0, output_size, 0, output_size)}, inputs, bias)
         self.output_size = output_size
-        self.sums_up = self.tp.size > 1
+        self.sums_up = self.tp.size > 1 and not ctx.has_leaves  # leaves are summed by their weight
+
+    def in_leaves(self) -> PackedWeight:
+        """See Linear."""
+        return LeafRows.of(self.weight, self.tp)
 
     def load_bias(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
         """The bias is added once: by rank 0."""

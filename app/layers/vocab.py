@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, PackedWeight, pack_weight
 from app.kernels.gemm.fixed_rows import FixedRowsWeight
+from app.kernels.gemm.leaves import LEAVES
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
+from app.layers.leaves import LeafColumns
 from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -34,7 +36,8 @@ class VocabShard(AdaptedLayer):
         self.tp = ctx.groups.tp
         self.dtype, self.device = ctx.dtype, ctx.device
         self.vocab_size = vocab_size
-        self.rows = -(-vocab_size // self.tp.size)
+        shares = LEAVES if ctx.has_leaves else self.tp.size
+        self.rows = -(-vocab_size // shares) * shares // self.tp.size
         self.first = self.tp.rank * self.rows
         self.held = max(0, min(self.rows, vocab_size - self.first))  # rows that are tokens'
         self.inputs = Share(0, hidden_size, 0, hidden_size)
@@ -148,7 +151,7 @@ class LMHead(VocabShard):
         self.output_shares, self.input_share = {"": self.tokens}, self.inputs
         self.tied = False
         self.packed: PackedWeight | None = None
-        self.ops, self.is_exact = ctx.kernels(LINEAR_OPS), ctx.is_exact
+        self.ops, self.is_exact, self.has_leaves = ctx.kernels(LINEAR_OPS), ctx.is_exact, ctx.has_leaves
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -176,11 +179,16 @@ class LMHead(VocabShard):
             self.packed = pack_stored([self.stored]) if self.held else None
             self.stored.drop()
             return
-        self.packed = pack_weight(self.table.data)
-        if self.packed is not None and self.is_exact:
+        self.packed = self._in_leaves() if self.has_leaves else pack_weight(self.table.data)
+        if self.packed is not None and self.is_exact and not self.has_leaves:
             self.packed = FixedRowsWeight(self.packed, (self.rows, self.inputs.size), self.dtype)
         if self.packed is not None and not self.tied:
             self.weight = self.weight.materialize(torch.device("meta"))
+
+    def _in_leaves(self) -> PackedWeight | None:
+        """See Linear."""
+        whole = Share(0, self.rows, self.first, self.rows * self.tp.size)
+        return LeafColumns.of(self.table.data, [whole]) if self.device.type == "cpu" else None
 
     @property
     def made(self) -> object:

@@ -15,6 +15,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.fused.exact import ACTIVATIONS
+from app.kernels.gemm.leaves import LEAVES
 from app.kernels.kernel_table import HOPPER
 from app.layers.activation import GATED_ACTIVATIONS
 from app.models.implementation import runs_natively
@@ -30,6 +31,9 @@ SHOWN = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
+# Those whose logits they compare over numbers of workers, too, and the options that say how many there are.
+OVER_LAYOUTS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_LAYOUT = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
 
@@ -42,7 +46,7 @@ _REFUSED: Mapping[str, str] = {
     "cpu_offload_gb": f"a product with streamed weights {_UNSHOWN}",
     "enable_lora": f"a step with adapters {_UNSHOWN}",
     "logits_processors": f"a plugin that edits the logits of all rows {_UNSHOWN}",
-    "tensor_parallel_size": "sums over ranks depend on how many there are (batch_and_layout, which is not there yet)",
+    "tensor_parallel_size": "sums over ranks depend on how many there are; use deterministic=batch_and_layout",
 }
 _REFUSED_ON_GPUS: Mapping[str, str] = {"pipeline_parallel_size": f"a pipeline of GPUs {_UNSHOWN}"}
 
@@ -51,8 +55,6 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
     """ConfigError names what `deterministic` does not go with; nothing where it is off."""
     if not config.is_exact:
         return
-    if config.deterministic == "batch_and_layout":
-        raise _refusal("logits that do not depend on the number of workers are not there yet; use batch")
     if device.type not in DTYPES or (device.type == "cuda" and not HOPPER.are_met(device)):
         raise _refusal("on CPUs and NVIDIA's Hopper GPUs only so far: no other has shown that its kernels are exact")
     if info.runner(config.runner) != "generate":
@@ -71,7 +73,11 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
             param="num_threads",
         )
-    for name, reason in {**_REFUSED, **(_REFUSED_ON_GPUS if device.type == "cuda" else {})}.items():
+    over_layouts = config.deterministic == "batch_and_layout"
+    if over_layouts:
+        _refuse_layout(config, info)
+    refused = {**_REFUSED, **(_REFUSED_ON_GPUS if device.type == "cuda" else {})}
+    for name, reason in ((name, refused[name]) for name in refused if not (over_layouts and name in _LAYOUT)):
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name}: {reason}; leave it out, or deterministic", param=name)
     drafter = config.speculative_config
@@ -80,6 +86,25 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             f"speculative_config: the drafter {drafter.method} {_UNSHOWN}; known: {', '.join(sorted(PROPOSERS))}",
             param="speculative_config",
         )
+
+
+def _refuse_layout(config: EngineConfig, info: ModelInfo) -> None:
+    """ConfigError where the bits may depend on the number of workers."""
+    ranks = config.tensor_parallel_size
+    if info.architecture not in OVER_LAYOUTS:
+        names = ", ".join(sorted(OVER_LAYOUTS))
+        raise _refusal(f"batch_and_layout: {info.architecture} was not shown to be exact; known: {names}")
+    if LEAVES % ranks or info.num_kv_heads % ranks:
+        divided = f"{LEAVES} and of the model's {info.num_kv_heads} KV heads"
+        raise ConfigError(
+            f"tensor_parallel_size={ranks}: with batch_and_layout a divisor of {divided}", param="tensor_parallel_size"
+        )
+    sizes = {"num_attention_heads x head_dim": info.num_heads * info.head_dim}
+    sizes |= {"num_key_value_heads x head_dim": info.num_kv_heads * info.head_dim}
+    sizes |= {"intermediate_size": info.intermediate_size}
+    for name, size in sizes.items():
+        if size % LEAVES:
+            raise _refusal(f"batch_and_layout: {name}={size} is no multiple of {LEAVES}, the parts of a sum")
 
 
 def _refusal(reason: str) -> ConfigError:

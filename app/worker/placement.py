@@ -86,6 +86,7 @@ def build_context(
         redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
         adapts_experts=config.enable_lora and config.lora_experts,
         is_exact=config.is_exact,
+        has_leaves=config.deterministic == "batch_and_layout",
     )
 
 

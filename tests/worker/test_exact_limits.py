@@ -16,7 +16,9 @@ from tests.kernels.stub_gpu import as_on
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
+LAYOUT = {"deterministic": "batch_and_layout"}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
 
 
 def refuse(
@@ -24,7 +26,7 @@ def refuse(
 ) -> None:
     options = {"deterministic": "batch", "num_threads": 1, **options}
     config = EngineConfig(**{name: value for name, value in options.items() if value is not None})
-    info = ModelInfo(tiny_model("llama"), {**LLAMA, **(hf or {})}, {})
+    info = ModelInfo(tiny_model("llama"), {**LLAMA, **SIZES, **(hf or {})}, {})
     refuse_inexact(config, info, device, dtype)
 
 
@@ -32,6 +34,7 @@ def test_what_is_exact() -> None:
     refuse()
     refuse(dtype=torch.bfloat16, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
     refuse(pipeline_parallel_size=2)
+    refuse(tensor_parallel_size=2, **LAYOUT)
     refuse(kv_host_memory_bytes=1 << 20, enable_prefix_caching=True, max_num_batched_tokens=7)
     refuse({"architectures": ["NoSuchForCausalLM"]}, deterministic="off", num_threads=None)
 
@@ -39,7 +42,16 @@ def test_what_is_exact() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"deterministic": "batch_and_layout"}, "deterministic: .*not there yet; use batch"),
+        (
+            LAYOUT | {"tensor_parallel_size": 3},
+            "tensor_parallel_size=3: with .* a divisor of 4 and of the model's 2 KV",
+        ),
+        (
+            LAYOUT | {"tensor_parallel_size": 4},
+            "tensor_parallel_size=4: with .* a divisor of 4 and of the model's 2 KV",
+        ),
+        (LAYOUT | {"hf": {"intermediate_size": 90}}, "batch_and_layout: intermediate_size=90 is no multiple of 4"),
+        (LAYOUT | {"hf": {"architectures": ["MixtralForCausalLM"]}}, "batch_and_layout: MixtralForCausalLM was not"),
         ({"cpu_offload_gb": 1.0}, "cpu_offload_gb: a product with streamed weights"),
         ({"dtype": torch.float16}, "deterministic: dtype float32 or bfloat16"),
         ({"num_threads": None}, "deterministic: say num_threads"),

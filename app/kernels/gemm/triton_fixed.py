@@ -74,6 +74,12 @@ def tile_for(num_rows: int, columns: int, num_sms: int, *, is_gated: bool) -> Fi
     return min(MANY_GATED if is_gated else MANY, key=seconds)[1]
 
 
+def leaf_tile_for(num_rows: int, columns: int, num_sms: int) -> FixedTile:
+    """The same of a product over leaves: its tree holds up to three sums, for which the widest has no registers."""
+    tile = tile_for(num_rows, columns, num_sms, is_gated=False)
+    return MANY[1][1] if tile == MANY[0][1] else tile
+
+
 @triton.jit
 def load_tile(source, i_row, o_row, i_k, o_k, num_rows, K, stride, TMA: tl.constexpr, EVEN_K: tl.constexpr):
     """Rows o_row, from i_row on, and columns o_k from i_k on; zeros where there are none."""
@@ -98,14 +104,28 @@ def add_product(b_acc, b_x, b_w, SWAP: tl.constexpr, PRECISION: tl.constexpr):
     return b_acc
 
 
+@triton.jit
+def add_bias(b_acc, p_bias, o_n, num_columns, SWAP: tl.constexpr):
+    """b_acc [BM, BN], or with SWAP [BN, BM], plus the bias of columns o_n."""
+    if p_bias is not None:
+        b_bias = tl.load(p_bias + o_n, mask=o_n < num_columns, other=0.0).to(tl.float32)
+        if SWAP:
+            b_acc += b_bias[:, None]
+        else:
+            b_acc += b_bias[None, :]
+    return b_acc
+
+
 @quick_launch
 @triton.jit(do_not_specialize=["T"])
 def fixed_linear_kernel(
     rows, weight, p_bias, p_out, T, N, K, stride_x,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, SWAP: tl.constexpr,
-    TMA: tl.constexpr, EVEN_K: tl.constexpr, NEIGHBOURS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    TMA: tl.constexpr, EVEN_K: tl.constexpr, NEIGHBOURS: tl.constexpr, PRECISION: tl.constexpr, LEAVES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,), which share the tiles: p_out [T, N] = rows [T, K] times weight [N or, GATED, 2 N, K]."""
+    """Grid (programs,), which share the tiles: p_out [T, N] = rows [T, LEAVES K] times weight [LEAVES, N, K], the tree
+    over the leaves' sums; GATED, of one leaf, of gate and up [2 N, K]."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     tiles_m, tiles_n = tl.cdiv(T, BM), tl.cdiv(N, BN)
@@ -127,14 +147,28 @@ def fixed_linear_kernel(
             if GATED:
                 b_w = load_tile(weight, N + i_n * BN, N + o_n, i_k, o_k, 2 * N, K, K, TMA, EVEN_K)
                 b_up = add_product(b_up, b_x, b_w, SWAP, PRECISION)
+        b_acc = add_bias(b_acc, p_bias, o_n, N, SWAP)
+        if GATED and p_bias is not None:
+            b_up = add_bias(b_up, p_bias + N, o_n, N, SWAP)
+        for leaf in tl.static_range(1, LEAVES):
+            b_leaf = tl.zeros([HEIGHT, WIDTH], dtype=tl.float32)
+            for i_k in range(0, K, BK):
+                # Beyond its end a leaf's weight is 0, whatever x holds there.
+                b_x = load_tile(rows, i_m * BM, o_m, leaf * K + i_k, o_k, T, (leaf + 1) * K, stride_x, TMA, EVEN_K)
+                b_w = load_tile(
+                    weight, leaf * N + i_n * BN, leaf * N + o_n, i_k, o_k, (leaf + 1) * N, K, K, TMA, EVEN_K
+                )
+                b_leaf = add_product(b_leaf, b_x, b_w, SWAP, PRECISION)
+            if leaf % 2 == 0:
+                b_up = b_leaf  # it waits for its neighbour
+            elif leaf == 1:
+                b_acc += b_leaf
+            else:
+                b_acc += b_up + b_leaf
         if SWAP:
             b_acc = tl.trans(b_acc)
             b_up = tl.trans(b_up)
         m_n = o_n < N
-        if p_bias is not None:
-            b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
-            if GATED:
-                b_up += tl.load(p_bias + N + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
             # Rounded in between, as where the two are written and read again.
             b_acc = b_acc.to(p_out.dtype.element_ty).to(tl.float32)
@@ -160,6 +194,36 @@ def fixed_linear(
         return out
     sms = multiprocessors(x.device)
     tile = tile or tile_for(num_rows, columns, sms, is_gated=activation is not None)
+    _launch(x, weight, bias, out, columns, tile, activation)
+    return out
+
+
+def sum_leaves(x: torch.Tensor, leaves: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """A LeafProduct (leaves.py): the tree lies in a program's registers."""
+    num_leaves, columns, _ = leaves.shape
+    assert x.stride(1) == 1, "rows must be contiguous"
+    assert num_leaves in (1, 2, 4), "the tree's branches are written out for so many"
+    assert leaves.is_contiguous(), "the leaves must be contiguous"
+    out = torch.empty(len(x), columns, dtype=dtype, device=x.device)
+    if len(x) > 0:
+        tile = leaf_tile_for(len(x), columns, multiprocessors(x.device))
+        _launch(x, leaves.flatten(0, 1), bias, out, columns, tile, None, num_leaves)
+    return out
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    columns: int,
+    tile: FixedTile,
+    activation: GatedActivation | None,
+    num_leaves: int = 1,
+) -> None:
+    """x [T, L K] times weight [L columns, K] into out [T, columns]; with an activation, gate and up [2 columns, K]."""
+    num_rows, size, sms = len(x), weight.shape[1], multiprocessors(x.device)
+    num_weights = 2 if activation else 1
     is_tma = all(_is_aligned(one) for one in (x, weight))
     each = (tile.rows + num_weights * tile.columns) * tile.depth * x.element_size()  # bytes of a stage
     fixed_linear_kernel[(min(cdiv(num_rows, tile.rows) * cdiv(columns, tile.columns), tile.programs * sms),)](
@@ -168,10 +232,9 @@ def fixed_linear(
         bias, out, num_rows, columns, size, x.stride(0),
         BM=tile.rows, BN=tile.columns, BK=tile.depth, GATED=activation is not None, ACT=activation or "silu",
         SWAP=tile.swap, TMA=is_tma, EVEN_K=size % tile.depth == 0, NEIGHBOURS=_NEIGHBOURS,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tile.num_warps,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", LEAVES=num_leaves, num_warps=tile.num_warps,
         num_stages=max(1, min(tile.num_stages, shared_memory(x.device) // each)), **early_launch(x.device),
     )  # fmt: skip
-    return out
 
 
 def _is_aligned(x: torch.Tensor) -> bool:
