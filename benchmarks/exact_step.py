@@ -1,11 +1,11 @@
-"""What `deterministic: batch` costs: steps with it and without it.
+"""What `deterministic` costs: steps with it and without it.
 
     python -m benchmarks.exact_step [--model llama-100m] [--dtypes bfloat16 float32] [--rounds 5]
-    python -m benchmarks.exact_step --gpu [--model llama-8b] [--batches 1 32 256] [--lengths 2048 8192]
+    python -m benchmarks.exact_step --gpu [--model llama-8b] [--batches 1 32 256] [--lengths 2048 8192] [--layout]
 
 On a CPU two workers of one model step in turns, on one thread; figures are the least of all rounds, as other jobs on
-the machine only ever add. On a GPU two engines run one after the other, as in benchmarks.latency and
-benchmarks.prefill. Weights are random (benchmarks/shapes.py).
+the machine only ever add. On a GPU the engines run one after the other, as in benchmarks.latency and
+benchmarks.prefill; `--layout`: one with `batch_and_layout`, too, in one worker. Weights are random (benchmarks/shapes.py).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def seconds(worker: Worker, size: int, context: int) -> tuple[float, float]:
     return prefill, decode
 
 
-def on_gpu(shape: str, batches: list[int], lengths: list[int], steps: int) -> None:
+def on_gpu(shape: str, batches: list[int], lengths: list[int], steps: int, ways: tuple[str, ...]) -> None:
     """Print a table of an engine's steps."""
     found: dict[str, list[float]] = {}
-    for way in WAYS:
+    for way in ways:
         with make_llm(shape, dtype="bfloat16", deterministic=way) as llm:
             print(*llm.worker_info.notes, sep="\n", flush=True)
             for batch in batches:
@@ -60,15 +60,17 @@ def on_gpu(shape: str, batches: list[int], lengths: list[int], steps: int) -> No
             for length in lengths:
                 row = prefill.measure(llm, shape, length, repeats=4)
                 found.setdefault(f"prefill of {length}", []).append(row["best_ms"])
-    print(f"| {shape}, bfloat16 | off, ms | batch, ms | ratio |\n|---|---|---|---|")
-    for name, (off, exact) in found.items():
-        print(f"| {name} | {off:.2f} | {exact:.2f} | {exact / off:.3f} |", flush=True)
+    heads = "".join(f" {way}, ms | ratio |" for way in ways[1:])
+    print(f"| {shape}, bfloat16 | off, ms |{heads}\n|---|---|{'---|---|' * len(ways[1:])}")
+    for name, (off, *exact) in found.items():
+        print(f"| {name} | {off:.2f} |" + "".join(f" {one:.2f} | {one / off:.3f} |" for one in exact), flush=True)
 
 
 def main() -> None:
     """Print a table for each type."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--layout", action="store_true")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--steps", type=int, default=latency.STEPS)
@@ -77,7 +79,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     if args.gpu:
-        on_gpu(args.model or "llama-8b", args.batches, args.lengths, args.steps)
+        ways = (*WAYS, "batch_and_layout") if args.layout else WAYS
+        on_gpu(args.model or "llama-8b", args.batches, args.lengths, args.steps, ways)
         return
     model = args.model or "llama-100m"
     with tempfile.TemporaryDirectory() as folder:
