@@ -5,7 +5,8 @@
 
 On a CPU two workers of one model step in turns, on one thread; figures are the least of all rounds, as other jobs on
 the machine only ever add. On a GPU the engines run one after the other, as in benchmarks.latency and
-benchmarks.prefill; `--layout`: one with `batch_and_layout`, too, in one worker. Weights are random (benchmarks/shapes.py).
+benchmarks.prefill; `--layout`: one with `batch_and_layout`, too, in one worker. Weights are random
+(benchmarks/shapes.py).
 """
 
 from __future__ import annotations
