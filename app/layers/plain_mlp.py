@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from app.kernels.gemm import Activations
-from app.layers.activation import activation
+from app.kernels.gemm import Normed
 from app.layers.context import BuildContext, ForwardContext
-from app.layers.epilogue import Epilogue, ResultT
+from app.layers.epilogue import Act, Epilogue, ResultT
 from app.layers.layer import Layer
 from app.layers.linear import ColumnLinear, RowLinear
 
@@ -19,8 +18,8 @@ class PlainMLP(Layer):
         super().__init__()
         self.up_proj = ColumnLinear(ctx, hidden_size, intermediate_size, bias)
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
-        self.act = activation(hidden_act)
+        self.act = Act(hidden_act)
 
-    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        return self.down_proj(self.act(self.up_proj(x)), epilogue)  # type: ignore[no-any-return]
+        return self.down_proj(self.up_proj(x, self.act), epilogue)  # type: ignore[no-any-return]

@@ -51,9 +51,11 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import (
+    DeferredLayerNorm,
     DeferredNorm,
     triton_dequantize,
     triton_forms,
+    triton_layer_norm,
     triton_packed_ops,
     triton_quantize,
     triton_small,
@@ -96,7 +98,7 @@ WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel"}
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
 # Kernels that are bound by how fast they copy rows: 16 bytes at a time, or the compiler lacks a hint.
-COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel"}
+COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel", "normed_linear_kernel", "linear_add_moments_kernel"}
 NARROW_COPY = re.compile(r"cp\.async\.ca\.shared\.global [^,]+,[^,]+, 0x[48],")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -217,6 +219,21 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
+
+
+def layer_normed(hidden: int, intermediate: int) -> None:
+    """Products between layer norms, with their biases: Whisper's."""
+    ops = triton_layer_norm.OPS.layer_norm
+    assert ops is not None
+    for rows in (1, 32, 64):
+        for size in (hidden, intermediate):
+            x, weight, residual = zeros(rows, size), zeros(hidden, size), zeros(rows, hidden)
+            norm = weight[:, 0]
+            deferred, _ = ops.linear_add_norm(x, weight, norm, residual, norm, norm, 1e-5, True)
+            ops.linear_add_norm(x, weight, norm, residual, norm, norm, 1e-5, False)
+            assert isinstance(deferred, DeferredLayerNorm)
+        for columns, activation in ((3 * hidden, None), (hidden, None), (intermediate, "gelu")):
+            ops.linear(deferred, zeros(columns, hidden), zeros(columns), activation)
 
 
 def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int | None) -> None:
@@ -486,6 +503,8 @@ def all_calls() -> list[Callable[[], None]]:
         partial(latent_attention, torch.float32, 5, (256, 32, 64, 64), False),
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
+        partial(layer_normed, 1280, 5120),
+        partial(layer_normed, 512, 2048),
         partial(adapted, 4096, (4096, 1024, 1024), 14336, 16),
         partial(adapted, 1024, (2048, 1024, 1024), 3072, 64),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),
