@@ -1,8 +1,8 @@
 """Texts that are told in advance, and a drafter that knows them and lies at imposed places: `benchmarks.speculation`.
 
 While `told` holds, every token that a step draws is replaced by one that its position decides, behind the draw: so
-acceptance holds whatever the sums of a step with more tokens round to. With `model`, the drafter also runs the EAGLE-3
-drafter of that checkpoint, whose drafts it drops.
+acceptance holds whatever the sums of a step with more tokens round to. The drafter also runs the one that stands
+`beside` it (`eagle3` of the checkpoint `model`, or `mtp`), whose drafts it drops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from app.worker.graphs import static_step
 from app.worker.logits_processors.base import SamplingStep
 from app.worker.sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.eagle3 import Eagle3Proposer
 
 NAME = "replay"
 PROPOSERS._table.setdefault(NAME, f"{__name__}:Replay")
@@ -31,9 +30,11 @@ _FACTOR = 2654435761  # Knuth's
 
 @dataclass(slots=True)
 class Imposed:
-    """Says which drafts are wrong, for drafters that are made later: the whole process's."""
+    """Says what is told and which drafts are wrong, for engines that are made later: the whole process's."""
 
     lies: torch.Tensor  # int64 [W]: 1 at the positions whose drafts are
+    period: int = 1 << 30  # tokens after which the text begins anew
+    beside: str | None = None  # the method of another drafter that runs, too
 
 
 IMPOSED = Imposed(torch.zeros(1, dtype=torch.int64))
@@ -41,7 +42,7 @@ IMPOSED = Imposed(torch.zeros(1, dtype=torch.int64))
 
 def text_at(positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The token of every request at these positions."""
-    return (positions * _FACTOR % (1 << 32) >> 7) % vocab_size
+    return (positions % IMPOSED.period * _FACTOR % (1 << 32) >> 7) % vocab_size
 
 
 @contextmanager
@@ -125,11 +126,11 @@ class Replay(Proposer):
     def create(cls, context: ProposerContext) -> Self:
         """See Proposer."""
         inner, wanted = None, context.wanted
-        if wanted.model is not None:
+        if IMPOSED.beside is not None:
             asked = context.config.model_copy(
-                update={"speculative_config": wanted.model_copy(update={"method": "eagle3"})}
+                update={"speculative_config": wanted.model_copy(update={"method": IMPOSED.beside})}
             )
-            inner = Eagle3Proposer.create(replace(context, config=asked))
+            inner = PROPOSERS.load(IMPOSED.beside).create(replace(context, config=asked))
         return cls(wanted.most_drafts, context, inner)
 
     @property

@@ -130,6 +130,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         },
         "eos_token_id": 100001,
     },
+    "glm-4.7-flash": {  # with a layer for multi-token prediction
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "hidden_size": 2048,
+        "intermediate_size": 10240, "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1,
+        "num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_hidden_layers": 47, "num_attention_heads": 20,
+        "num_key_value_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64, "v_head_dim": 256, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+        "norm_topk_prob": True, "routed_scaling_factor": 1.8, "num_nextn_predict_layers": 1, "vocab_size": 154880,
+        "tie_word_embeddings": False, "rope_theta": 1e6, "attention_bias": False, "rms_norm_eps": 1e-5,
+        "eos_token_id": 154820,
+    },
     "tiny-moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
         "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,

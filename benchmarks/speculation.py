@@ -2,15 +2,19 @@
 
     python -m benchmarks.speculation --shape llama-8b [--rows 1 8 32] [--out results/speculation.json]
     python -m benchmarks.speculation --shape llama-8b --rows 1 8 32 128 256 --automatic 0.05 0.75
+    python -m benchmarks.speculation --shape qwen30a3b --even-routing --rows 1 32 --cases verify
+    python -m benchmarks.speculation --shape glm-4.7-flash --even-routing --rows 1 32 --automatic 0.05 --beside mtp
 
 Every engine says a text that is told in advance (benchmarks/replay.py), so acceptance is what is imposed: first plain
 steps; then a drafter that is always right, so that a step with k drafts takes the time of its verification and brings
 1 + k tokens; one that is right as often as makes `tau` tokens a step, with an EAGLE-3 drafter of random weights beside
-it, of the shape's own width and 32,000 draft tokens. With `--automatic`, instead of these, engines with that drafter
-whose number of drafts follows the cost, where so many of the drafts are right: their first run, which is not counted,
-is the one in which they learn. All requests are right and wrong at the same places, so that none
-ends before the others. `device` is the median time between the first and the last event of a step on the GPU; tokens a
-second are of the wall, without the prompts. All engines of a run are on one device, one after another.
+it, of the shape's own width and 32,000 draft tokens; and n-grams of prompts and answers that go round in 64 tokens, as
+edits say again what they were given. With `--automatic`, instead of these, engines with that drafter, or the shape's
+own layer for multi-token prediction, whose number of drafts follows the cost, where so many of the drafts are right:
+their first run, which is not counted, is the one in which they learn. All requests are right and wrong at the same
+places, so that none ends before the others. `device` is the median time between the first and the last event of a step
+on the GPU; tokens a second are of the wall, without the prompts. All engines of a run are on one device, one after
+another.
 """
 
 from __future__ import annotations
@@ -36,28 +40,37 @@ from benchmarks.shapes import SHAPES
 
 CONTEXT, TOKENS = 512, 160
 DRAFT_VOCAB = 32_000
+PERIOD = 64  # tokens of a text that repeats itself
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
 @dataclass(slots=True, frozen=True)
 class Case:
-    """Drafts of a row, tokens a step at which they are right (None: always), and whether EAGLE-3 runs."""
+    """Drafts of a row, tokens a step at which they are right (None: always), and the drafter that runs."""
 
     drafts: int | None  # None: by their cost
     tau: float | None = None
-    eagle: bool = False
+    beside: str | None = None  # the replay, whose drafts count
     share: float | None = None  # of right drafts, where nothing says how many there are
+    repeats: bool = False  # n-grams draft, of a text that does
 
     @property
     def name(self) -> str:
         """Name of its line in the table."""
-        drafter = "eagle3" if self.eagle else "replay"
+        drafter = "ngram" if self.repeats else self.beside or "replay"
         if self.share is not None:
             return f"{drafter} {self.share} right"
         return f"{drafter} k={self.drafts}" + ("" if self.tau is None else f" tau={self.tau}")
 
 
+VERIFY, VERIFY_MORE, EAGLE, EDITS = Case(3), Case(7), Case(3, 2.79, beside="eagle3"), Case(3, repeats=True)
+CASES = {"verify": (VERIFY, VERIFY_MORE), "eagle": (EAGLE,), "ngram": (EDITS,)}
+
+
 def prompts_of(shape: str, rows: int) -> list[list[int]]:
-    """The same for all engines."""
+    """The same for all engines, but for a text that repeats itself: then its beginning."""
+    if replay.IMPOSED.period < CONTEXT:
+        return [replay.text_at(torch.arange(CONTEXT), SHAPES[shape]["vocab_size"]).tolist()] * rows
     rng = random.Random(rows)
     return [random_prompt(rng, CONTEXT, shape) for _ in range(rows)]
 
@@ -95,6 +108,7 @@ def counted(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) ->
 def eagle_folder(shape: str, folder: Path) -> str:
     """A drafter of the shape's width, without weights."""
     target, layers = SHAPES[shape], SHAPES[shape]["num_hidden_layers"]
+    target = {"head_dim": 128, **target}
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
     config = {name: target[name] for name in names} | {
         "architectures": ["LlamaForCausalLM"],
@@ -113,8 +127,11 @@ def eagle_folder(shape: str, folder: Path) -> str:
 def run_case(case: Case, rows: list[int], args: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
     """One engine, all numbers of rows."""
     wanted: dict[str, Any] = {"method": replay.NAME, "num_speculative_tokens": case.drafts}
-    if case.eagle:
+    replay.IMPOSED.beside, replay.IMPOSED.period = case.beside, 1 << 30
+    if case.beside == "eagle3":
         wanted["model"] = eagle_folder(args.shape, folder)
+    if case.repeats:
+        wanted, replay.IMPOSED.period = wanted | NGRAM, PERIOD
     most = case.drafts or MOST_AUTOMATIC
     width = CONTEXT + args.tokens + 2 * most + 2
     if case.share is not None:
@@ -142,9 +159,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             figures["plain"][count] = row
             show("plain", count, row, row)
     few = [count for count in args.rows if count <= 32]
-    cases = [(Case(3), few), (Case(3, 2.79, eagle=True), few), (Case(7), few[:1])]
+    cases = [(case, few[:1] if case == VERIFY_MORE else few) for name in args.cases for case in CASES[name]]
     if args.automatic:
-        cases = [(Case(None, eagle=True, share=share), args.rows) for share in args.automatic]
+        cases = [(Case(None, beside=args.beside, share=share), args.rows) for share in args.automatic]
     for case, rows in cases:
         with tempfile.TemporaryDirectory() as folder:
             found = run_case(case, rows, args, Path(folder))
@@ -170,14 +187,14 @@ def main() -> None:
     parser = arguments(__doc__, "llama-8b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--automatic", type=float, nargs="+", default=[])
+    parser.add_argument("--beside", choices=("eagle3", "mtp"), default="eagle3", help="the drafter of --automatic")
     args = parser.parse_args()
     with replay.told():
         figures = run(args)
-    if args.automatic:
-        return
-    eagle, replayed = figures[Case(3, 2.79, eagle=True).name], figures[Case(3).name]
-    for count in eagle:
+    eagle, replayed = figures.get(EAGLE.name, {}), figures.get(VERIFY.name, {})
+    for count in eagle.keys() & replayed.keys():
         print(f"EAGLE-3 draft, k=3, rows {count}: {eagle[count]['device_ms'] - replayed[count]['device_ms']:.3f} ms")
 
 
