@@ -25,7 +25,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.platforms",),
         ("app.kernels",),
         ("app.kernels.attention", "app.kernels.rows", "app.kernels.sampling"),
-        ("app.kernels.fused", "app.kernels.mla", "app.kernels.recurrent"),
+        ("app.kernels.drafts", "app.kernels.fused", "app.kernels.mla", "app.kernels.recurrent"),
         ("app.kernels.gemm",),
         ("app.kernels.moe", "app.kernels.lora"),
     ),

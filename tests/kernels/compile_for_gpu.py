@@ -49,6 +49,8 @@ from app.kernels.attention import (
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
+from app.kernels.drafts import LogitsPlaces, triton_ngram
+from app.kernels.drafts import triton_ops as draft_ops
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import (
     DeferredLayerNorm,
@@ -308,6 +310,23 @@ def rows(max_num_seqs: int, width: int, block_size: int, num_groups: int = 1) ->
     row_ops.begin_step(counts[:8], counts[:9], columns, StepTensors.zeros(8, 8, cpu, num_groups))
 
 
+def drafts(width: int, block_size: int, num_groups: int = 1) -> None:
+    """The ends of steps with drafts, of two rows."""
+    ints, longs = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
+    token_ids, table = torch.zeros(2 * width + 2, dtype=torch.int32, device="meta"), ints[:2, None]
+    table = table.repeat(num_groups, -(-width // block_size))
+    columns = RowColumns(ints[:2], ints[:2], token_ids, table, width, block_size, longs[:2])
+    for places in (None, LogitsPlaces(ints[:2], ints[:2])):
+        draft_ops.accept_drafts(columns, ints[:2], places, longs, longs, 8)
+    draft_ops.write_drafts(columns, ints[:2], longs.view(2, 2))
+    step = StepTensors.zeros(4, 4, torch.device("cpu"), num_groups)
+    for sees_block in (False, True):
+        draft_ops.place_drafts(columns, longs[:2], step, longs[:2], 1, 2, sees_block=sees_block)
+    floats = torch.zeros(2)
+    draft_ops.repeat_parameters((floats, ints[:2], floats, floats, longs.view(2, 2)), 3)
+    triton_ngram.continue_ngrams(columns, longs[:2], 2, 4, 3)
+
+
 def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm: bool) -> None:
     """The fused functions at the sizes of a model; heads: queries, keys, head size."""
     num_heads, num_kv_heads, head_dim = heads
@@ -475,6 +494,8 @@ def all_calls() -> list[Callable[[], None]]:
         partial(rows, 256, 12_288, 16),
         partial(rows, 4096, 1 << 20, 16),  # more tokens than int32 counts
         partial(rows, 256, 12_288, 16, num_groups=7),
+        partial(drafts, 12_288, 16),
+        partial(drafts, 1 << 20, 16, num_groups=7),
     ]
     qwen, llama = (16, 8, 128), (32, 8, 128)
     for dtype in (torch.bfloat16, torch.float32):

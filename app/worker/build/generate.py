@@ -53,7 +53,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
     cache = KVCache(spec, device, config.max_num_seqs, num_encoded_slots(config, spec, device))
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
-    drafting = None if proposer is None else _drafting(config, model, proposer, state, link)
+    drafting = None if proposer is None else _drafting(config, model, proposer, state, link, forward.vocab_size)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
@@ -100,12 +100,13 @@ def build(config: EngineConfig, place: Placement) -> Parts:
 
 
 def _drafting(
-    config: EngineConfig, model: EngineModel, proposer: Proposer, state: RowState, link: StageLink
+    config: EngineConfig, model: EngineModel, proposer: Proposer, state: RowState, link: StageLink, vocab_size: int
 ) -> Drafting:
     """The end of steps that verify drafts, with room for what layers that keep states need until then."""
     layers = [layer for layer in model.attention_layers if isinstance(layer, StateLayer)]
     places = config.max_num_seqs * (1 + proposer.num_draft_tokens)
-    return Drafting(proposer, state.columns, link, DraftedStates(layers, places) if layers else None)
+    states = DraftedStates(layers, places) if layers else None
+    return Drafting(proposer, state.columns, link, vocab_size, states)
 
 
 def _elsewhere(config: EngineConfig, place: Placement) -> frozenset[str]:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.kernels.attention import AttentionMetadata
+from app.kernels.drafts import REPEAT_PARAMETERS, LogitsPlaces
 from app.kernels.rows import StepTensors
 from app.kernels.sampling import SAMPLE_TOKENS
 from app.layers.context import ForwardContext, HiddenStates
@@ -34,7 +35,6 @@ from app.worker.rows.step_inputs import StepView
 from app.worker.rows.worker_feature import NO_PARTS, WorkerFeatures
 from app.worker.spec_decode.base import Proposal
 from app.worker.spec_decode.drafting import Drafting
-from app.worker.spec_decode.verify import LogitsPlaces
 
 MOST_COMBINED = 3  # optional parts of which there is a step for each combination
 CASCADE = "cascade"  # shared prefixes are read once
@@ -119,7 +119,7 @@ class StaticStep:
         if drafting is not None:
             self._kept = {layer: new(places, link.hidden_size) for layer in (None, *drafting.proposer.reads_layers)}
         self._starts = {1 + count: _starts(rows, 1 + count, device) for count in (0, *self.draft_counts)}
-        self._sample_tokens = SAMPLE_TOKENS.on(device)
+        self._sample_tokens, self._repeat = SAMPLE_TOKENS.on(device), REPEAT_PARAMETERS.on(device)
         self._forward = forward
         self._state = state
         self._features = features
@@ -208,24 +208,21 @@ class StaticStep:
         inputs, view = self._view(key)
         made, each = view.tensors, self.places_each(key)
         names = ("temperature", "top_k", "top_p", "min_p", "keys")
-        temperature, top_k, top_p, min_p, keys = (
-            inputs[name] if each == 1 else inputs[name].repeat_interleave(each, dim=0) for name in names
-        )
+        parameters = tuple(inputs[name] for name in names)
+        temperature, top_k, top_p, min_p, keys = parameters if each == 1 else self._repeat(parameters, each)
         logits = self._features.logits(view, self.logits[: len(made.lengths)], key.parts)
         sampled, _ = self._sample_tokens(logits, temperature, top_k, top_p, min_p, keys, made.lengths)
         self.token_ids[: len(sampled)].copy_(sampled)
         if self._drafting is None:
             self._state.flat_token_ids.index_copy_(0, made.targets, sampled.int())
             return
-        # Before its kernels run (compile ahead) they may be anything, and proposers look things up by token ids.
-        sampled = sampled.clamp(0, self._forward.vocab_size - 1)
-        rows = inputs["rows"].long()
-        places = None if each == 1 else self.places(key, inputs["counts"])
-        num_new = self._drafting.keep(rows, places, made.targets, sampled)
+        rows = inputs["rows"]
+        places = None if each == 1 else LogitsPlaces(view.starts[:-1], inputs["counts"])
+        num_new, ends = self._drafting.keep(rows, places, made.targets, sampled)
         self.num_new[: key.size].copy_(num_new)
         self.settle_states(key, num_new)
         if self._drafting.proposer.is_capturable:
-            self._drafting.propose(rows, self._proposal(key, view, num_new, key.size, key.drafts))
+            self._drafting.propose(rows, self._proposal(key, view, num_new, ends, key.drafts))
 
     def settle_states(self, key: StepKey, num_new: torch.Tensor) -> None:
         """The step's first N rows have got `num_new` int64 [N] tokens, behind which their states are to be."""
@@ -237,14 +234,10 @@ class StaticStep:
         """The drafts of the step's first N rows, none of which pads and which got `num_new` int64 [N] tokens, after a
         step by this key that did not end with them."""
         assert self._drafting is not None
-        proposal = self._proposal(key, self._view(key)[1], num_new, len(num_new), num_drafts)
-        self._drafting.propose(proposal.rows, proposal)
-
-    def places(self, key: StepKey, counts: torch.Tensor) -> LogitsPlaces:
-        """Returns where rows that bring so many tokens [N] have their logits."""
-        firsts = self._starts[self.places_each(key)][: len(counts)].long()
-        drafts = firsts[:, None] + torch.arange(key.drafts, device=firsts.device)
-        return LogitsPlaces(counts.long() - 1, drafts)
+        view = self._view(key)[1]
+        ends = view.starts[: len(num_new)] + num_new - 1
+        proposal = self._proposal(key, view, num_new, ends, num_drafts)
+        self._drafting.propose(view.tensors.rows[: len(num_new)], proposal)
 
     def _view(self, key: StepKey) -> tuple[dict[str, torch.Tensor], StepView]:
         inputs, each = self.inputs.view(key.size), self.places_each(key)
@@ -278,17 +271,18 @@ class StaticStep:
             self._brought[name][:num_places].copy_(tensor)
 
     def _proposal(
-        self, key: StepKey, view: StepView, num_new: torch.Tensor, num_rows: int, num_drafts: int
+        self, key: StepKey, view: StepView, num_new: torch.Tensor, ends: torch.Tensor, num_drafts: int
     ) -> Proposal:
+        """`ends` int64 [N]: see Proposal."""
         num_places = len(view.tensors.positions)
         names = self._names[self.forward_key(key).parts - {CASCADE}]
         view.layer_inputs.update((name, self._brought[name][:num_places]) for name in names)
         kept = {layer: tensor[:num_places] for layer, tensor in self._kept.items()}
         last = kept.pop(None)
         return Proposal(
-            rows=view.tensors.rows[:num_rows].long(),
+            rows=view.tensors.rows[: len(num_new)].long(),
             num_new=num_new,
-            ends=view.starts[:num_rows] + num_new - 1,
+            ends=ends,
             columns=self._state.columns,
             view=view,
             hidden=HiddenStates(last, {layer: x for layer, x in kept.items() if layer is not None}),

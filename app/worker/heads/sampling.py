@@ -26,7 +26,7 @@ from app.worker.rows.worker_feature import WorkerFeature
 from app.worker.sampling.sampler import Sampler
 from app.worker.spec_decode.base import Proposal
 from app.worker.spec_decode.drafting import Drafting
-from app.worker.spec_decode.verify import LogitsPlaces
+from app.worker.spec_decode.verify import places_of
 
 
 class SamplingHead(Head):
@@ -61,24 +61,23 @@ class SamplingHead(Head):
         self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
     ) -> StepResults:
         """Sample from the logits of each row's last token, and of its drafts."""
-        sampled = batch.sampled
+        sampled, rows = batch.sampled, batch.view.tensors.rows
         if len(sampled.rows) == 0:
             results, kept = self.empty(step.step_id), (batch.targets, batch.targets)  # both empty
         else:
             logits = self._forward.logits(hidden.last[batch.logits_indices], batch.logits_indices)
             results = self._sample(step.step_id, logits, sampled, batch.device_lengths)
-            rows = batch.view.tensors.rows
             if self._drafting is not None and len(sampled.rows) < len(rows):
-                rows = to_device(sampled.rows, self.device)
+                rows = to_device(sampled.rows.astype(np.int32), self.device)
             kept = self._keep(results, sampled, rows, batch.targets)
-            self._settle_states(sampled, ctx, kept[1])
+            self._settle_states(sampled, ctx, kept[0])
         if self._drafting is not None and (len(sampled.rows) or self._drafting.proposer.attention_layers):
-            rows, num_new = kept
-            ends = self._first_logits(batch) + num_new - 1
+            num_new, last = kept
+            rows = rows[: len(num_new)]
             proposal = Proposal(
-                rows,
+                rows.long(),
                 num_new,
-                ends,
+                batch.logits_indices[last],
                 self._state.columns,
                 batch.view,
                 hidden,
@@ -98,13 +97,6 @@ class SamplingHead(Head):
         drafted = np.flatnonzero(sampled.num_drafts)
         if len(drafted):
             states.accept(ctx, num_new[to_device(drafted, self.device)])
-
-    def _first_logits(self, batch: InputBatch) -> torch.Tensor:
-        """int64 [N] the token of the step behind which each row's first new token is sampled."""
-        drafts = batch.sampled.num_drafts
-        if drafts is None:
-            return batch.logits_indices
-        return batch.logits_indices[to_device(np.cumsum(drafts + 1) - drafts - 1, self.device)]
 
     def finish_static(
         self,
@@ -144,7 +136,7 @@ class SamplingHead(Head):
             at = to_device(sampled.indices, self.device)
         results = self._sample(step.step_id, inner.logits[at].float(), sampled, tensors.lengths[at])
         rows = tensors.rows[: len(step.rows)]
-        _, num_new = self._keep(results, sampled, rows, tensors.targets[at])
+        num_new, _ = self._keep(results, sampled, rows, tensors.targets[at])
         if self._drafting is not None:
             inner.settle_states(key, num_new)
             self._go_on(step, inner, key, num_new, is_proposed=False)
@@ -171,17 +163,16 @@ class SamplingHead(Head):
     def _keep(
         self, results: StepResults, sampled: SampledRows, rows: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the tokens [L] into their rows [N], at `targets` [L]. Where drafts are verified: the rows as int64, and
-        how many tokens each of them gets."""
+        """Take the tokens [L] into their rows int32 [N], at `targets` [L]. Where drafts are verified: int64 [N] how
+        many tokens each row gets, and where the last of these stands."""
         tokens = results.sampled_token_ids
         if self._drafting is None:
             self._state.flat_token_ids.index_copy_(0, targets, tokens.int())
             self._forward.link.send_tokens(tokens)
             return targets, targets
-        rows, places = rows.long(), None
-        if sampled.num_drafts is not None:
-            places = LogitsPlaces.of(sampled.num_drafts, self.device)
-        num_new = self._drafting.keep(rows, places, targets, tokens)
-        if sampled.num_drafts is not None:
-            results.num_sampled, results.num_logits = num_new, sampled.num_drafts + 1
-        return rows, num_new
+        drafts = sampled.num_drafts
+        places = None if drafts is None else places_of(drafts, self.device)
+        num_new, last = self._drafting.keep(rows, places, targets, tokens)
+        if drafts is not None:
+            results.num_sampled, results.num_logits = num_new, drafts + 1
+        return num_new, last

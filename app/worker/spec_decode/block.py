@@ -20,7 +20,7 @@ from app.models.drafters.base import shifted
 from app.models.drafters.block import BlockDrafter, BlockForm
 from app.records.worker_info import WorkerInfo
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.chain import agreed, no_drafts
+from app.worker.spec_decode.chain import agreed, no_drafts, positions_behind
 from app.worker.spec_decode.draws import DraftSampler
 from app.worker.spec_decode.passes import DraftPasses
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
@@ -67,12 +67,10 @@ class BlockProposer(Proposer):
         if not num_rows or not count:
             return no_drafts(proposal)
         newest = proposal.columns.flat_token_ids[step.targets[proposal.ends]].long()
-        at, width = step.positions[proposal.ends] + 1, count + (not form.tells_next)
+        at, width = positions_behind(proposal, 2), count + (not form.tells_next)
         block = torch.full((num_rows, width), form.mask, device=newest.device)
         block[:, 0] = newest
-        positions = (at[:, None] + torch.arange(width, device=at.device)).view(-1)
-        seen = None if form.is_causal else (at + width).repeat_interleave(width)
-        ctx = DraftPasses(proposal, width).context(positions, seen)
+        ctx = DraftPasses(proposal, width).context(1, sees_block=not form.is_causal)
         features = drafter(block.view(-1), ctx).view(num_rows, width, -1)[:, width - count :]
         logits = drafter.raw_logits(features.reshape(num_rows * count, -1)).view(num_rows, count, -1)
         draw, last = self._sampler.of(proposal), newest
@@ -81,7 +79,7 @@ class BlockProposer(Proposer):
             own = logits[:, number]
             if drafter.markov_head is not None:
                 own = own + drafter.markov_head(last)
-            last = draw(own, at + (1 + number))
+            last = draw(own, at[number])
             drafts.append(last)
         return agreed(torch.stack(drafts, dim=1), self._group)
 

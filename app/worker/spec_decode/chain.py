@@ -75,19 +75,25 @@ class ChainProposer(Proposer):
             drafter.keep(following, features, proposal.ctx)
             return no_drafts(proposal)
         features = drafter.advance(following, features, proposal.ctx)
-        features, at = features[proposal.ends], step.positions[proposal.ends]
+        features, at = features[proposal.ends], positions_behind(proposal, 2)
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
         for number in range(proposal.num_drafts):
             if number:
-                features = drafter.advance(drafts[-1], features, passes.context(at + number))
-            drafts.append(draw(drafter.raw_logits(features), at + (2 + number)))
+                features = drafter.advance(drafts[-1], features, passes.context(number))
+            drafts.append(draw(drafter.raw_logits(features), at[number]))
         return agreed(torch.stack(drafts, dim=1), self._group)
 
 
 def no_drafts(proposal: Proposal) -> torch.Tensor:
     """Int64 [N, num_drafts] of a proposal without rows, or without drafts."""
     return proposal.rows.new_empty(len(proposal.rows), proposal.num_drafts)
+
+
+def positions_behind(proposal: Proposal, ahead: int) -> torch.Tensor:
+    """Int64 [num_drafts, N]: of each draft, the first of which lies `ahead` behind its row's last token of the step."""
+    ends = proposal.view.tensors.positions[proposal.ends]
+    return ends + torch.arange(ahead, ahead + proposal.num_drafts, device=ends.device)[:, None]
 
 
 def agreed(drafts: torch.Tensor, group: RankGroup | None) -> torch.Tensor:

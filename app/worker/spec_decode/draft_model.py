@@ -16,6 +16,7 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata
+from app.kernels.drafts.reference import slots_of, tables_of
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import ForwardContext
 from app.loading.loader import load_drafter
@@ -25,9 +26,9 @@ from app.models.drafters.base import shifted
 from app.models.implementation import causal_model, runs_natively
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
-from app.worker.spec_decode.chain import agreed, no_drafts
+from app.worker.spec_decode.chain import agreed, no_drafts, positions_behind
 from app.worker.spec_decode.draws import DraftSampler
-from app.worker.spec_decode.passes import DraftPasses, slots_of, tables_of
+from app.worker.spec_decode.passes import DraftPasses
 from app.worker.spec_decode.weights import DrafterSource, own_group, target_of
 
 
@@ -73,14 +74,14 @@ class DraftModelProposer(Proposer):
         if not len(proposal.rows) or not proposal.num_drafts:
             return no_drafts(proposal)
         newest = proposal.ends + 1 + row_of_end(proposal)
-        known = proposal.columns.num_tokens[proposal.rows].long()
+        at = positions_behind(proposal, 2)
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
         hidden = hidden[newest]
         for number in range(proposal.num_drafts):
             if number:
-                hidden = model(drafts[-1], passes.context(known + (number - 1)))
-            drafts.append(draw(model.raw_logits(hidden), known + number))
+                hidden = model(drafts[-1], passes.context(number + 1))
+            drafts.append(draw(model.raw_logits(hidden), at[number]))
         return agreed(torch.stack(drafts, dim=1), self._group)
 
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import torch
 
 from app.distributed.stage_link import StageLink
+from app.kernels.drafts import ACCEPT_DRAFTS, WRITE_DRAFTS, LogitsPlaces
 from app.kernels.rows import RowColumns
 from app.worker.spec_decode.base import Proposal, Proposer
 from app.worker.spec_decode.drafted_states import DraftedStates
 from app.worker.spec_decode.feedback import pack
-from app.worker.spec_decode.verify import LogitsPlaces, keep_accepted, write_drafts
 
 
 class Drafting:
     """Used by the head of the last stage."""
 
     def __init__(
-        self, proposer: Proposer, columns: RowColumns, link: StageLink, states: DraftedStates | None = None
+        self,
+        proposer: Proposer,
+        columns: RowColumns,
+        link: StageLink,
+        vocab_size: int,
+        states: DraftedStates | None = None,
     ) -> None:
         """`states`: of the model's layers; None: they keep none."""
         self.proposer = proposer
         self.states = states
-        self._columns = columns
+        self._columns, self._vocab_size = columns, vocab_size
         self._link = link
+        device = columns.num_tokens.device
+        self._accept, self._write = ACCEPT_DRAFTS.on(device), WRITE_DRAFTS.on(device)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -31,19 +38,16 @@ class Drafting:
 
     def keep(
         self, rows: torch.Tensor, places: LogitsPlaces | None, targets: torch.Tensor, token_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """Take the tokens [L] that were sampled; how many of them each of rows int64 [N] gets, int64 [N]. No places:
-        no row has drafts, and each gets its one."""
-        if places is not None:
-            return keep_accepted(self._columns, rows, places, targets, token_ids)
-        self._columns.flat_token_ids.index_copy_(0, targets, token_ids.int())
-        return torch.ones_like(rows)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the tokens [L] that were sampled; int64 [N] how many of them each of rows int32 [N] gets, and where the
+        last of these stands. No places: no row has drafts, and each gets its one."""
+        return self._accept(self._columns, rows, places, targets, token_ids, self._vocab_size)
 
     def propose(self, rows: torch.Tensor, proposal: Proposal) -> None:
-        """New drafts behind the known tokens of `rows`: those of the proposal, below 0 where they only pad."""
+        """New drafts behind the known tokens of `rows` int32 [N]: those of the proposal, -1 where they only pad."""
         drafts = self.proposer.propose(proposal)[:, : proposal.num_drafts]
         if proposal.num_drafts:
-            write_drafts(self._columns, rows, drafts)
+            self._write(self._columns, rows, drafts.long())
 
     def tell(self, rows: torch.Tensor, num_new: torch.Tensor) -> None:
         """Let the stages before hear of rows [N], none of which pads."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from app.kernels.drafts.reference import take_back, write_tokens
 from app.kernels.rows import RowColumns
-from app.worker.spec_decode.verify import take_back, write_tokens
 
 
 def width_of(num_draft_tokens: int) -> int:

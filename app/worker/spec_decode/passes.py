@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.rows import RowColumns
+from app.kernels.drafts import PLACE_DRAFTS
+from app.kernels.drafts.reference import tables_of
 from app.layers.context import ForwardContext
 from app.worker.spec_decode.base import Proposal
 
@@ -21,51 +22,31 @@ class DraftPasses:
     """Those of one proposal; each has `each` tokens of a row, a request with one query to attention."""
 
     def __init__(self, proposal: Proposal, each: int = 1) -> None:
-        self._proposal, columns = proposal, proposal.columns
-        rows, ends = proposal.rows, proposal.ends
+        self._proposal, self._each = proposal, each
+        rows, device = proposal.rows, proposal.rows.device
         if each > 1:
-            rows, ends = (x.repeat_interleave(each) for x in (rows, ends))
-        self._exists = proposal.view.tensors.slots[ends] >= 0
-        self._tables = tables_of(columns, rows)
-        assert columns.num_blocks is not None
-        self._num_blocks = columns.num_blocks[rows]
+            rows = rows.repeat_interleave(each)
+        self._tables = tables_of(proposal.columns, rows)
         self._step_rows = rows.int()
-        self._rows = torch.arange(len(rows), device=rows.device)
-        self._starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
+        self._starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=device)
+        self._place = PLACE_DRAFTS.on(device)
 
-    def context(self, positions: torch.Tensor, seen: torch.Tensor | None = None) -> ForwardContext:
-        """A pass over the positions int64 [N * each], which see those before `seen` [N * each]; None: those before them
-        and their own."""
-        step, size = self._proposal.ctx.attention[0], self._proposal.columns.block_size
-        slots = [
-            slots_of(table, self._rows, positions, size, self._exists & (positions // size < self._num_blocks))
-            for table in self._tables
-        ]
+    def context(self, ahead: int, *, sees_block: bool = False) -> ForwardContext:
+        """A pass over the positions from `ahead` behind each row's last of the step on, of which each token sees those
+        before it and its own; `sees_block`: all of its row."""
+        proposal = self._proposal
+        step, columns, tokens = proposal.ctx.attention[0], proposal.columns, proposal.view.tensors
+        places = self._place(columns, proposal.rows, tokens, proposal.ends, ahead, self._each, sees_block=sees_block)
         meta = AttentionMetadata(
             query_start_loc=self._starts,
-            seq_lens=(positions + 1 if seen is None else seen).int(),
+            seq_lens=places.seq_lens,
             block_table=self._tables[0],
-            slot_mapping=slots[0],
+            slot_mapping=places.slots[0],
             max_query_len=1,
-            max_seq_len=min(step.max_seq_len + MOST_AHEAD, self._proposal.columns.width),
-            num_decodes=len(positions),
+            max_seq_len=min(step.max_seq_len + MOST_AHEAD, columns.width),
+            num_decodes=len(places.positions),
             is_static=step.is_static,
-            more_tables=tuple(zip(self._tables[1:], slots[1:], strict=True)),
+            more_tables=tuple(zip(self._tables[1:], places.slots[1:], strict=True)),
             rows=self._step_rows,
         )
-        return self._proposal.plan(positions, meta)
-
-
-def tables_of(columns: RowColumns, rows: torch.Tensor) -> list[torch.Tensor]:
-    """The block table int32 [N, M] of rows int64 [N] for each group of layers."""
-    every = columns.block_table.view(-1, len(columns.num_tokens), columns.block_table.shape[1])
-    return [table.index_select(0, rows) for table in every]
-
-
-def slots_of(
-    table: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, size: int, exists: torch.Tensor
-) -> torch.Tensor:
-    """int64 [T]: the slots of positions [T] of rows [T] of a table [R, M] of blocks; -1 where there is none."""
-    width = table.shape[1]
-    blocks = table.view(-1)[rows * width + (positions // size).clamp(max=width - 1)].long()
-    return torch.where(exists, blocks * size + positions % size, -1)
+        return proposal.plan(places.positions, meta)

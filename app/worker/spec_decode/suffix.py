@@ -14,11 +14,11 @@ from typing import Self
 
 import torch
 
+from app.kernels.drafts.reference import find_continuation, history
 from app.records.step import NewRequest
 from app.worker.rows.step_inputs import StepInput
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
 from app.worker.spec_decode.chain import agreed, no_drafts
-from app.worker.spec_decode.ngram import find_continuation, history
 
 LENGTHS = (8, 5, 3)  # tokens that are looked up in past outputs, the longest first
 PLACES = 1 << 18  # of the table: with 8 drafts it takes 10 MiB
