@@ -80,7 +80,7 @@ def ask_of(path: Path, token_ids: Sequence[int], file: bytes) -> MediaAsk:
     own = reader()
     media = load_served_model(ModelConfig(name="m", engine=EngineConfig(model=str(path))), own).media
     assert media is not None
-    shown = own.read(file, media.family, media.processor)
+    shown = media.read("image", file)
     own.close()
     assert list(token_ids).count(IMAGE) == shown.layout.num_tokens
     return MediaAsk((shown.item(list(token_ids).index(IMAGE), shown.layout.num_tokens),))

@@ -19,7 +19,8 @@ from app.media.source import file_of
 from app.offline.frames import video_of
 from app.offline.prompts import Encoded, Given, Prompt, split_media, text_or_ids
 from app.records.media import MediaKind
-from app.text.model_media import NOUNS, ModelMedia
+from app.text.model_items import NOUNS
+from app.text.model_media import ModelMedia
 from app.text.placeholders import Placeholders, encode_pieces, picture_alone, with_media
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -84,9 +85,10 @@ class PromptEncoder:
 def _read(media: ModelMedia, given: Given) -> Picture:
     config = media.reader.config
     if given.kind == "video":
-        return media.read_video(video_of(given.value, config.max_video_bytes))
+        return media.read("video", video_of(given.value, config.max_video_bytes))
     is_picture = given.kind == "image"
-    return media.read(_picture_file(given.value, config.max_image_bytes) if is_picture else _sound_file(given.value))
+    file = _picture_file(given.value, config.max_image_bytes) if is_picture else _sound_file(given.value)
+    return media.read(given.kind, file)
 
 
 def _without_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Given]]:

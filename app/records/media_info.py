@@ -3,8 +3,9 @@ them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from app.checkpoints.model_info import ModelInfo
 from app.records.media import MediaKind
@@ -38,7 +39,7 @@ VIDEO_PROCESSORS = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen3_vl"),
 }
 SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
-_AUDIO_FIELDS = ("audio_token_id", "audio_token_index")
+_AUDIO_FIELDS, _VIDEO_FIELDS = ("audio_token_id", "audio_token_index"), ("video_token_id", "video_token_index")
 _DEFAULT_AUDIO_IDS = {"qwen2_audio": 151_646, "voxtral": 24}
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
@@ -52,9 +53,9 @@ _DEFAULT_IDS = {
 
 @dataclass(slots=True, frozen=True)
 class MediaInfo:
-    """One model's pictures and videos, or its sounds."""
+    """One model's pictures, videos and sounds."""
 
-    processor: str  # the family that prepares pixels, or features
+    processor: str  # the family that prepares pixels of pictures; none where there is no token for them
     # Stands in prompts where the embedding of a piece of a picture goes; None: it takes no pictures.
     image_token_id: int | None
     video_token_id: int | None = None  # None: it takes no videos
@@ -64,16 +65,15 @@ class MediaInfo:
     audio_token_id: int | None = None  # None: it takes no sounds
     is_alone: bool = False  # a prompt is a picture or a text
     video_processor: str = ""  # the family that prepares videos; none where there is no token for them
+    sound_processor: str = ""  # likewise for sounds
 
     @property
-    def kind(self) -> Literal["image", "audio"]:
-        """Says what its users bring, beside videos: pictures or sounds."""
-        return "image" if self.audio_token_id is None else "audio"
-
-    @property
-    def token_id(self) -> int | None:
-        """The token that stands for those."""
-        return self.placeholder(self.kind)
+    def families(self) -> dict[MediaKind, str]:
+        """Families that prepare what a prompt may show, by its kind."""
+        named: dict[MediaKind, str] = {
+            **{"image": self.processor, "video": self.video_processor, "audio": self.sound_processor}
+        }
+        return {kind: family for kind, family in named.items() if family}
 
     def placeholder(self, kind: MediaKind) -> int | None:
         """The token that stands for such an item's embeddings."""
@@ -84,24 +84,39 @@ class MediaInfo:
     def of(cls, info: ModelInfo) -> MediaInfo | None:
         """Read it; None: the model takes text only."""
         hf, kind = info.hf_config, str(info.hf_config.get("model_type"))
-        vision: Any = hf.get("vision_config")
-        if kind in SOUND_PROCESSORS and isinstance(hf.get("audio_config"), dict):
-            sounds = (hf[name] for name in _AUDIO_FIELDS if isinstance(hf.get(name), int))
-            return cls(SOUND_PROCESSORS[kind], None, audio_token_id=next(sounds, _DEFAULT_AUDIO_IDS[kind]))
-        if kind not in PROCESSORS or not isinstance(vision, dict):
-            return None
-        processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
-        names = (hf[name] for name in _IMAGE_FIELDS if isinstance(hf.get(name), int))
-        image = next(names, _DEFAULT_IDS.get(kind))
-        if image is None:
-            return None
-        video = hf.get("video_token_id") if kind in VIDEO_PROCESSORS else None
-        whole = int(hf.get("mm_tokens_per_image", 256)) if kind == "gemma3" else 0
-        if kind == "gemma4" and hf.get("use_bidirectional_attention") == "vision":
-            whole = int(hf.get("vision_soft_tokens_per_image") or 280)
-        usual = 2 if processor in _BY_GRID else 1
-        merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or usual
-        family = "" if video is None else VIDEO_PROCESSORS[kind]
-        video = None if video is None else int(video)
-        is_alone = processor == "clip_tower"
-        return cls(processor, int(image), video, int(merge), whole, is_alone=is_alone, video_processor=family)
+        seen, heard = _seen(hf, kind), _heard(hf, kind)
+        if seen is None or heard is None:
+            return seen or heard
+        return replace(seen, audio_token_id=heard.audio_token_id, sound_processor=heard.sound_processor)
+
+
+def _heard(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
+    """Sounds alone."""
+    if kind not in SOUND_PROCESSORS or not isinstance(hf.get("audio_config"), dict):
+        return None
+    sounds = (hf[name] for name in _AUDIO_FIELDS if isinstance(hf.get(name), int))
+    token_id = next(sounds, _DEFAULT_AUDIO_IDS[kind])
+    return MediaInfo("", None, audio_token_id=token_id, sound_processor=SOUND_PROCESSORS[kind])
+
+
+def _seen(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
+    """Pictures and videos alone."""
+    vision: Any = hf.get("vision_config")
+    if kind not in PROCESSORS or not isinstance(vision, dict):
+        return None
+    processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
+    names = (hf[name] for name in _IMAGE_FIELDS if isinstance(hf.get(name), int))
+    image = next(names, _DEFAULT_IDS.get(kind))
+    if image is None:
+        return None
+    video = next((hf[name] for name in _VIDEO_FIELDS if hf.get(name) is not None), None)
+    video = video if kind in VIDEO_PROCESSORS else None
+    whole = int(hf.get("mm_tokens_per_image", 256)) if kind == "gemma3" else 0
+    if kind == "gemma4" and hf.get("use_bidirectional_attention") == "vision":
+        whole = int(hf.get("vision_soft_tokens_per_image") or 280)
+    usual = 2 if processor in _BY_GRID else 1
+    merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or usual
+    family = "" if video is None else VIDEO_PROCESSORS[kind]
+    video = None if video is None else int(video)
+    is_alone = processor == "clip_tower"
+    return MediaInfo(processor, int(image), video, int(merge), whole, is_alone=is_alone, video_processor=family)

@@ -1,173 +1,140 @@
-"""One model's pictures and videos, or sounds, as those see them that make prompts: which it takes, and how each is
+"""One model's pictures, videos and sounds, as those see them that make prompts: which it takes, and how each is
 prepared."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from app.checkpoints.fields.kinds import Kind, expect
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError, UnsupportedError
 from app.media.audio.sound_processor import SoundProcessor
-from app.media.audio.sound_processors import SOUND_PROCESSORS
 from app.media.picture import Picture
-from app.media.processors import PROCESSORS
-from app.media.processors.base import Detail, Layout, MediaProcessor, Processor
+from app.media.processors.base import Detail, Layout, Processor
 from app.media.reader import MediaReader
-from app.media.settings import Part, read_settings
 from app.media.videos.clip import RawVideo
+from app.media.videos.video_processor import VideoProcessor
 from app.records.media import MediaKind
 from app.records.media_info import MediaInfo
-from app.registry import Registry, suggestion
-from app.text.model_videos import ModelVideos, family_of
+from app.registry import suggestion
+from app.text.model_items import NOUNS, ModelItems, processor_of
 from app.text.tokenizer import Tokenizer
-
-NOUNS: Mapping[MediaKind, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
-_TABLES: Mapping[MediaKind, Registry[Any]] = {"image": PROCESSORS, "audio": SOUND_PROCESSORS}
-_PARTS: Mapping[MediaKind, Part] = {"image": "image_processor", "audio": "feature_extractor"}
 
 
 class ModelMedia:
-    """A model's processor under its settings, its `videos` where it takes some, and the `reader` of all media.
-    `max_items`: most of one prompt."""
+    """Kinds of media that a model takes, and the `reader` of all media."""
 
     def __init__(
         self,
         info: MediaInfo,
-        settings: Mapping[str, Any],
+        kinds: Mapping[MediaKind, ModelItems],
         tokenizer: Tokenizer,
         reader: MediaReader,
-        max_items: int,
         max_item_tokens: int,
-        videos: ModelVideos | None = None,
     ) -> None:
         self.info = info
-        self.kind = info.kind
-        self.noun = NOUNS[info.kind]
-        self.family = info.processor
+        self.kinds = dict(kinds)
         self.reader = reader
-        self.videos = videos
-        self.max_items = max_items
         self.max_item_tokens = max_item_tokens
-        self.refusal: str | None = None  # a setting of the checkpoint's under which nothing is prepared
         self._tokenizer = tokenizer
-        self._class: type[MediaProcessor] = _TABLES[info.kind].load(info.processor)
-        self._settings = dict(settings)
 
     @classmethod
     def of(cls, model: ModelInfo, tokenizer: Tokenizer, reader: MediaReader, config: EngineConfig) -> ModelMedia | None:
         """A model's, from its files, under the configuration's options; None: it takes text only.
 
-        CheckpointError names what of the files cannot be used, ConfigError an option that the processor does not have.
+        CheckpointError names what of the files cannot be used, ConfigError an option that no processor has.
         """
         info = MediaInfo.of(model)
-        if info is None or info.token_id is None or info.processor not in _TABLES[info.kind]:
+        if info is None:
             return None
-        placeholder = tokenizer.id_to_token(info.token_id)
-        if placeholder is None:
-            return None
-        family: type[MediaProcessor] = _TABLES[info.kind].load(info.processor)
-        own = read_settings(model.directory, _PARTS[info.kind])
-        settings = family.settings_of(own, model.hf_config)
-        for name, (field, default) in family.tokens.items():
-            settings[name] = tokenizer.id_to_token(int(model.hf_config.get(field) or default))
-        given = _checked(config.mm_processor_kwargs, family.options, of_videos := _video_options(info))
-        mine = {name: value for name, value in given.items() if name in family.options}
-
-        def most(kind: MediaKind) -> int:
-            return min(config.limit_mm_per_prompt.get(kind, reader.config.most(kind)), reader.config.most(kind))
-
-        media = cls(
-            info,
-            {**settings, **mine, "placeholder": placeholder},
-            tokenizer,
-            reader,
-            most(info.kind),
-            config.max_item_tokens,
-            ModelVideos.of(model, info, tokenizer, given, most("video")) if of_videos else None,
-        )
-        refused = (f"{name}={json.dumps(value)}" for name, value in family.refused.items() if own.get(name) is value)
-        media.refusal = next(refused, None)
-        return media
+        kinds: tuple[MediaKind, ...] = get_args(MediaKind)
+        given = _checked(config.mm_processor_kwargs, [processor_of(info, kind) for kind in kinds])
+        found: dict[MediaKind, ModelItems] = {}
+        for kind in kinds:
+            most = min(config.limit_mm_per_prompt.get(kind, reader.config.most(kind)), reader.config.most(kind))
+            items = ModelItems.of(kind, model, info, tokenizer, given, most)
+            if items is not None:
+                found[kind] = items
+        return cls(info, found, tokenizer, reader, config.max_item_tokens) if found else None
 
     @property
     def takes(self) -> str:
         """Says to users what a prompt may show."""
-        return f"takes {self.noun}{'' if self.videos is None else ' and videos'}"
+        *others, last = [NOUNS[kind] for kind in self.kinds]
+        return f"takes {', '.join(others)} and {last}" if others else f"takes {last}"
 
     def most(self, kind: MediaKind) -> int | None:
         """Most items of a kind in one prompt; None: the model takes none of it."""
-        if kind == self.kind:
-            return self.max_items
-        return self.videos.max_items if kind == "video" and self.videos is not None else None
+        return self.kinds[kind].max_items if kind in self.kinds else None
 
-    def check(self, field: str, kind: MediaKind | None = None) -> None:
+    def check(self, field: str, kind: MediaKind) -> None:
         """UnsupportedError, which names the field, where the checkpoint prepares media in a way that is not known."""
-        of_video = kind == "video" and self.videos is not None
-        refusal, name = (self.videos.refusal, "video") if of_video and self.videos else (self.refusal, "image")
+        refusal = self.kinds[kind].refusal
         if refusal is not None:
-            what = f"the model's {name} processor has {refusal}, which is not supported; text is served"
+            what = f"the model's {kind} processor has {refusal}, which is not supported; text is served"
             raise UnsupportedError(f"{field}: {what}", param=field)
 
-    @cached_property
-    def processor(self) -> MediaProcessor:
-        """The processor for items of any detail."""
-        return self._class(self._settings)
-
-    @cached_property
-    def _low(self) -> MediaProcessor:
-        return self._class(self.processor.low())
-
-    def _for(self, detail: Detail) -> MediaProcessor:
-        return self._low if detail == "low" else self.processor
-
-    def num_tokens(self, data: bytes, detail: Detail = "auto") -> int:
-        """Tokens of a picture by its file's header alone; 0 of a sound, of which no header is believed."""
-        processor = self._for(detail)
+    def num_tokens(self, kind: MediaKind, data: bytes, detail: Detail = "auto") -> int:
+        """Tokens of a picture by its file's header alone; 0 of others, of which no header is believed."""
+        processor = self.kinds[kind].processor_for(detail)
         return self.reader.layout(data, processor).num_tokens if isinstance(processor, Processor) else 0
 
-    def read(self, data: bytes, detail: Detail = "auto", tenant: str = "", most_tokens: int | None = None) -> Picture:
-        """The item in a file, of which a request asks for so much detail, as a tenant's prompt shows it. Blocks on a
-        process; errors as those of MediaReader. `most_tokens`: that a prompt has room for."""
-        processor = self._for(detail)
+    def read(
+        self,
+        kind: MediaKind,
+        data: bytes | RawVideo,
+        detail: Detail = "auto",
+        tenant: str = "",
+        most_tokens: int | None = None,
+    ) -> Picture:
+        """The item in a file, or a video's frames, of which a request asks for so much detail, as a tenant's prompt
+        shows it. Blocks on a process; errors as those of MediaReader. `most_tokens`: that a prompt has room for."""
+        items, reader = self.kinds[kind], self.reader
+        processor = items.processor_for(detail)
+        most = self.max_item_tokens if most_tokens is None else min(self.max_item_tokens, most_tokens)
+        if isinstance(processor, VideoProcessor):
+            return reader.read_video(data, items.family, processor, most, tenant)
+        assert isinstance(data, bytes)
         if isinstance(processor, Processor):
-            return self.reader.read(data, self.family, processor, tenant)
+            return reader.read(data, items.family, processor, tenant)
         assert isinstance(processor, SoundProcessor)
-        most = self._most_tokens(most_tokens)
-        return self.reader.read_sound(data, self.family, processor, processor.max_s(most), tenant)
-
-    def read_video(self, video: bytes | RawVideo, tenant: str = "", most_tokens: int | None = None) -> Picture:
-        """The same of a video."""
-        assert self.videos is not None
-        most, videos = self._most_tokens(most_tokens), self.videos
-        return self.reader.read_video(video, videos.family, videos.processor, most, tenant)
-
-    def _most_tokens(self, most_tokens: int | None) -> int:
-        return self.max_item_tokens if most_tokens is None else min(self.max_item_tokens, most_tokens)
+        return reader.read_sound(data, items.family, processor, processor.max_s(most), tenant)
 
     def place(self, token_ids: Sequence[int], index: int) -> tuple[MediaKind, slice] | None:
         """The kind of item that goes where a template wrote its placeholder, and which of the prompt's tokens its own
         take the places of; None: the token there is none."""
-        if token_ids[index] == self.info.token_id:
-            return self.kind, slice(index, index + 1)
-        if self.videos is None or token_ids[index] != self.videos.token_id:
+        kind = self._by_token.get(token_ids[index])
+        if kind is None:
             return None
-        around = self.videos.around_ids
+        around = self.kinds[kind].around_ids
         is_within = around is not None and 0 < index < len(token_ids) - 1
         if is_within and (token_ids[index - 1], token_ids[index + 1]) == around:
-            return "video", slice(index - 1, index + 2)
-        return "video", slice(index, index + 1)
+            return kind, slice(index - 1, index + 2)
+        return kind, slice(index, index + 1)
+
+    @cached_property
+    def _by_token(self) -> dict[int, MediaKind]:
+        return {items.token_id: kind for kind, items in reversed(self.kinds.items())}
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """Texts that stand for media, which a user's text may not bring into a prompt as such."""
         ids = self.info.image_token_id, self.info.video_token_id, self.info.audio_token_id
         names = (self._tokenizer.id_to_token(token) for token in ids if token is not None)
-        return tuple(dict.fromkeys((self.processor.written, *filter(None, names))))
+        written = (items.processor.written for items in self.kinds.values())
+        return tuple(dict.fromkeys((*written, *filter(None, names))))
+
+    def in_place(self, text: str) -> str:
+        """A text with what stands around an item where one goes."""
+        for items in self.kinds.values():
+            own = items.processor
+            begin, end = own.around
+            if (whole := begin + own.placeholder + end) != own.written:
+                text = text.replace(own.written, whole)
+        return text
 
     def token_ids(self, layout: Layout) -> list[int]:
         """The tokens of an item."""
@@ -190,14 +157,11 @@ class _TokenIds(dict[str, list[int]]):
         return ids
 
 
-def _video_options(info: MediaInfo) -> Mapping[str, Kind]:
-    family = family_of(info)
-    return {} if family is None else family.options
-
-
-def _checked(options: Mapping[str, Any], *of_processors: Mapping[str, Kind]) -> dict[str, Any]:
+def _checked(options: Mapping[str, Any], processors: Sequence[Any]) -> dict[str, Any]:
     """Options for a model's processors, which one of them has; ConfigError otherwise."""
-    known = {name: kind for kinds in of_processors for name, kind in kinds.items()}
+    known: dict[str, Kind] = {}
+    for processor in processors:
+        known |= {} if processor is None else processor.options
     for name, value in options.items():
         field = f"mm_processor_kwargs.{name}"
         if name not in known:

@@ -14,7 +14,8 @@ from typing import Any
 from app.errors import InvalidRequestError
 from app.media.picture import Picture
 from app.records.media import MediaAsk, MediaItem, MediaKind
-from app.text.model_media import NOUNS, ModelMedia
+from app.text.model_items import NOUNS
+from app.text.model_media import ModelMedia
 from app.text.prompt_size import TextRoom
 from app.text.tokenizer import Tokenizer
 
@@ -27,9 +28,7 @@ class Placeholders:
         self._pattern = re.compile("|".join(map(re.escape, self._words)))
         self._nonce = secrets.token_hex(12)
         self._marks = re.compile(f"USERWORD{self._nonce}N([0-9]+)END")
-        written, processor = media.processor.written, media.processor
-        self._written = written
-        self._in_place = processor.around[0] + processor.placeholder + processor.around[1]
+        self.in_place = media.in_place
 
     def hide(self, value: Any) -> Any:
         """The same with marks in all texts of nested lists and objects."""
@@ -56,10 +55,6 @@ class Placeholders:
             pieces.append(begun + word[:half])
             begun = word[half:] + self.in_place(text)
         return [*pieces, begun]
-
-    def in_place(self, text: str) -> str:
-        """A text with what stands around an item where one goes."""
-        return text if self._in_place == self._written else text.replace(self._written, self._in_place)
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str], add_special_tokens: bool, room: TextRoom) -> list[int]:
@@ -112,5 +107,4 @@ def picture_alone(media: ModelMedia, pictures: Sequence[Picture], text: str, fie
     if len(pictures) != 1 or text:
         what = f"{len(pictures)} pictures beside {len(text)} characters of text"
         raise InvalidRequestError(f"{field}: a prompt of this model is a text or a picture, not {what}", param=field)
-    assert media.info.token_id is not None
-    return [media.info.token_id], MediaAsk((pictures[0].item(0, 1),))
+    return [media.kinds["image"].token_id], MediaAsk((pictures[0].item(0, 1),))

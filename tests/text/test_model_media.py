@@ -17,12 +17,13 @@ def test_options_go_before_the_checkpoint_s_own(tmp_path: Path) -> None:
     path = write_media_model(tmp_path / "m")
     media = seeing(path, reader(max_images=9)).media
     assert media is not None
-    assert (media.max_items, media.reserved, media.processor.settings["max_pixels"]) == (9, (PAD, VIDEO), 784 * 64)
-    assert media.num_tokens(file_of(picture(999, 999)), "high") == 64
+    assert (media.most("image"), media.reserved) == (9, (PAD, VIDEO))
+    assert media.kinds["image"].processor.settings["max_pixels"] == 784 * 64
+    assert media.num_tokens("image", file_of(picture(999, 999)), "high") == 64
     given = {"limit_mm_per_prompt": {"image": 2}, "mm_processor_kwargs": {"max_pixels": 784 * 4}}
     media = seeing(path, reader(), **given).media
     assert media is not None
-    assert (media.max_items, media.num_tokens(file_of(picture(999, 999)))) == (2, 4)
+    assert (media.most("image"), media.num_tokens("image", file_of(picture(999, 999)))) == (2, 4)
     with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.max_pixel: .* did you mean max_pixels"):
         seeing(path, reader(), mm_processor_kwargs={"max_pixel": 1})
     with pytest.raises(ConfigError, match=r"mm_processor_kwargs\.min_pixels is 0"):
@@ -45,11 +46,11 @@ def test_pictures_of_a_setting_that_is_not_known_are_refused_and_text_is_not(tmp
         (path / "preprocessor_config.json").write_text(json.dumps(own))
         media = seeing(path, reader()).media
         assert media is not None
-        assert media.refusal == name
+        assert media.kinds["image"].refusal == name
         assert media.reserved == (PAD, VIDEO)  # a user's words are kept apart from them all the same
         if name is not None:
             with pytest.raises(UnsupportedError, match=f"messages.0: the model's image processor has {name}, which"):
-                media.check("messages.0")
+                media.check("messages.0", "image")
 
 
 def test_gemma_3_does_not_pan_and_scan() -> None:

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def picture(model: ServedModel, size: tuple[int, int], name: bytes) -> Picture:
     assert model.media is not None
-    processor = model.media.processor
+    processor = model.media.kinds["image"].processor
     assert isinstance(processor, Processor)
     return Picture(name, processor.layout(size), (1,), b"x")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from app.api.chat.media_parts import MediaPart
@@ -18,7 +19,8 @@ from app.media.processors.base import Detail
 from app.media.reader import in_field
 from app.media.source import file_of, is_fetched
 from app.records.media import MediaKind
-from app.text.model_media import NOUNS, ModelMedia
+from app.text.model_items import NOUNS
+from app.text.model_media import ModelMedia
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 
@@ -122,7 +124,7 @@ def _check_tokens(media: ModelMedia, shown: Sequence[_Shown], room: TextRoom) ->
     num_tokens = 0
     for one in shown:
         with in_field(one.field):
-            num_tokens += 0 if one.kind == "video" else media.num_tokens(one.data, one.detail)
+            num_tokens += media.num_tokens(one.kind, one.data, one.detail)
         if room.keeps == "all" and num_tokens > room.num_tokens:
             what = f"the pictures up to this one have {num_tokens} tokens; {room.what} holds {room.num_tokens}"
             raise PromptTooLongError(f"{one.field}: {what}", param=one.field)
@@ -146,10 +148,7 @@ async def _read(
 ) -> Picture:
     run = work.run_process if shown.kind == "image" else work.run_long_process
     with in_field(shown.field):
-        if shown.kind == "video":
-            async with turn:
-                picture = await run(media.read_video, shown.data, work.tenant, room.num_tokens)
-        else:
-            picture = await run(media.read, shown.data, shown.detail, work.tenant, room.num_tokens)
+        async with turn if shown.kind == "video" else nullcontext():
+            picture = await run(media.read, shown.kind, shown.data, shown.detail, work.tenant, room.num_tokens)
         memory.add_values(picture)
         return picture

@@ -25,6 +25,7 @@ class Touched(NamedTuple):
     length: int  # tokens, or positions, that an encoder gives of it
     offset: int  # of its first token
     end: int  # behind its last one
+    may_cut: bool = True  # the tokens of a sound, and positions that are attended to, never see each other
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,13 +72,14 @@ class EncoderShare:
         """Finds where a chunk that begins behind `begin` tokens may end at the earliest."""
         if not self._rules.whole:
             return begin + 1
-        return max((item.end for item in _touched(request, begin, begin + 1)), default=begin + 1)
+        touched = _touched(request, begin, begin + 1)
+        return max((item.end for item in touched if not item.may_cut), default=begin + 1)
 
     def cut(self, request: Request, begin: int, end: int) -> int:
         """Takes what a chunk from `begin` to `end` shows out of the step's share; the chunk's end, which is before the
         first item that has to wait."""
         for item in _touched(request, begin, end):
-            is_cut = self._rules.whole and end < item.end
+            is_cut = self._rules.whole and not item.may_cut and end < item.end
             if is_cut or not self._fits(item):
                 return max(begin, item.offset)
             self._take(request, item)
@@ -128,4 +130,4 @@ def _touched(request: Request, begin: int, end: int) -> Iterator[Touched]:
     if (ask := media_of(asks)) is not None:
         for item in ask.items:
             if item.offset < end and item.end > begin:
-                yield Touched(item.digest, item.length, item.offset, item.end)
+                yield Touched(item.digest, item.length, item.offset, item.end, item.kind == "audio")

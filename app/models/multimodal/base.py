@@ -1,4 +1,5 @@
-"""Says what joins a language model and what sees for it: the contract of encoders, and the model that has one."""
+"""Says what joins a language model and what sees or hears for it: the contract of encoders, and the model that has
+some."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ from app.layers.layer import Layer
 from app.models.base import EngineModel
 from app.models.decoder import CausalLM, Decoder
 from app.models.decoder_settings import DecoderSettings
+from app.records.media import MediaKind
 from app.records.media_info import MediaInfo
 
 FEATURE = "app.worker.media.media:create"
-OWN = "encoder."  # where an encoder's tensors stand in the model
+OWN, OWN_EARS = "encoder.", "ears."  # where encoders' tensors stand in the model
 _PARTS = (
     *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_projection", "embed_vision", "audio_tower"),
     *("multi_modal_projector", "mm_projector", "connector", "projector", "mlp_AR", "visual_projection"),
 )
 _SEES = re.compile(rf"^(model\.)?(({'|'.join(_PARTS)})\.|image_newline$)")
+_HEARS = re.compile(r"^(model\.)?(audio_tower|embed_audio)\.")
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,13 +73,15 @@ class SeeingModel(EngineModel):
     features = (FEATURE,)
     seen_both_ways: bool = False  # tokens of a picture see each other, those behind them too
     rope_seconds: float = 0.0  # positions that a second of a video takes; 0: a frame takes one
+    positions_by_time: bool = False  # what follows a video goes on behind its last second, where that is furthest
     media: MediaInfo | None  # None: text alone
     encoder: MediaEncoder | None  # where this stage needs its output
+    ears: MediaEncoder | None = None  # of a model that sees and hears: what hears for it
     model: Decoder
     decoder_settings: DecoderSettings
 
     def see(self, ctx: BuildContext, info: ModelInfo, encoder_of: EncoderOf) -> None:
-        """Build the encoder that config.json describes; once the text is there."""
+        """Build the encoders that config.json describes; once the text is there."""
         self.media = MediaInfo.of(info)
         self.encoder = None
         # Every stage knows the names of its tensors; a tuple, so that it is no part of a model without memory for it.
@@ -86,6 +91,23 @@ class SeeingModel(EngineModel):
         for encoder in self._described:
             if embeds or first < encoder.num_deep:
                 self.encoder = encoder
+        self._heard = () if self.media is None else tuple(filter(None, (self.ears_of(ctx, info),)))
+        for ears in self._heard:
+            self.ears = ears if embeds else None
+
+    @classmethod
+    def ears_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder | None:
+        """Hears for a model whose encoder sees; None: it hears nothing, or its encoder does."""
+        return None
+
+    def encoder_for(self, kind: MediaKind) -> MediaEncoder | None:
+        """The encoder of such items; None: this stage does without its output."""
+        return self.ears if kind == "audio" and self._heard else self.encoder
+
+    @property
+    def num_deep(self) -> int:
+        """Layers to which further features are added."""
+        return 0 if self.encoder is None else self.encoder.num_deep
 
     @property
     def vector_size(self) -> int:
@@ -99,6 +121,9 @@ class SeeingModel(EngineModel):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """The text's as its family has it; the encoder's where there is one here."""
+        if self._heard and _HEARS.match(name) is not None:
+            heard = name.removeprefix("model.")
+            return [(OWN_EARS + part, s) for ears in self._heard for part, s in ears.own_tensors(heard, tensor)]
         if _SEES.match(name) is None:
             own = text_name(name)
             return [] if own is None else super().own_tensors(own, tensor)

@@ -12,20 +12,21 @@ from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from app.kernels.attention.both_ways import PictureSpan
 from app.layers.picture_attention import SPANS, PictureAttention
 from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
-from app.models.multimodal.base import Picture, SeeingModel
+from app.models.multimodal.base import MediaEncoder, Picture, SeeingModel
 from app.platforms.to_device import to_device
 from app.records.media import VALUE_TYPES, MediaItem, media_of
 from app.records.sized_cache import SizedCache
 from app.records.step import ModelRunnerOutput, NewRequest
 from app.records.worker_info import WorkerInfo
 from app.worker.features.context import FeatureContext
-from app.worker.media.shown_prompt import Int64Array, ShownItem, rope_positions, shown_items
+from app.worker.media.shown_prompt import Int64Array, PositionRule, ShownItem, rope_positions, shown_items
 from app.worker.rows.step_inputs import HostRows, StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
 
@@ -73,6 +74,8 @@ def _spans(chunks: Sequence[_Chunk]) -> list[tuple[int, ...]]:
     found = []
     for chunk in chunks:
         for shown, _ in chunk.wanted():
+            if shown.item.kind == "audio":
+                continue
             begin, end = int(shown.places[0]), int(shown.places[-1]) + 1
             first = max(begin, chunk.first)
             assert end <= chunk.end, "a picture whose tokens see each other is cut"
@@ -97,6 +100,8 @@ class Media(WorkerFeature):
         assert model.media is not None
         self._dtype = dtype
         self._model, self._media, self._device, self._limits = model, model.media, device, limits
+        self._encoders = [encoder for encoder in (model.encoder, model.ears) if encoder is not None]
+        self._rule = PositionRule(model.media.spatial_merge, model.rope_seconds, model.positions_by_time)
         self._delta = inputs.declare("rope_delta", torch.int64) if model.has_axes else None
         self._cache: SizedCache[torch.Tensor] = SizedCache(limits.cache_bytes)
         self._rows: dict[int, _Row] = {}
@@ -116,8 +121,7 @@ class Media(WorkerFeature):
             prompt = request.token_ids[: request.num_prompt_tokens]
             items, positions = shown_items(prompt, ask, self._media), None
             if self._delta is not None:
-                merge, rate = self._media.spatial_merge, self._model.rope_seconds
-                positions, delta = rope_positions(items, len(prompt), merge, rate)
+                positions, delta = rope_positions(items, len(prompt), self._rule)
             if request.num_computed_tokens < len(prompt):
                 left = [shown for shown in items if shown.item.end > request.num_computed_tokens]
                 self._rows[row] = _Row(len(prompt), left, positions)
@@ -139,7 +143,7 @@ class Media(WorkerFeature):
         chunks = self._chunks(view.host)
         if self._delta is not None and (chunks or self._delta.values[view.host.rows].any()):
             view.layer_inputs[ROPE_POSITIONS] = self._positions(view, chunks)
-        if chunks and self._model.encoder is not None:
+        if chunks and self._encoders:
             self._show(view, chunks)
         if self._model.seen_both_ways and (spans := _spans(chunks)):
             view.layer_inputs[SPANS] = torch.tensor(spans, device="cpu")
@@ -173,7 +177,8 @@ class Media(WorkerFeature):
         return positions[:, None].repeat(1, sent.shape[1] - 1).index_copy(0, sent[:, 0], sent[:, 1:])
 
     def _show(self, view: StepView, chunks: Sequence[_Chunk]) -> None:
-        wanted = [(chunk, *pair) for chunk in chunks for pair in chunk.wanted()]
+        found = ((chunk, *pair) for chunk in chunks for pair in chunk.wanted())
+        wanted = [one for one in found if self._model.encoder_for(one[1].item.kind) is not None]
         if not wanted:
             return
         encoded = self._encoded([shown.item for _, shown, _ in wanted])
@@ -200,21 +205,30 @@ class Media(WorkerFeature):
 
     def _groups(self, items: Iterable[MediaItem]) -> list[list[MediaItem]]:
         """Items that one call encodes: no more of them than the memory of calls was measured for."""
-        encoder, groups, room = self._model.encoder, list[list[MediaItem]](), 0
-        assert encoder is not None
+        groups: list[list[MediaItem]] = []
+        open_groups: dict[MediaEncoder, tuple[list[MediaItem], int]] = {}
         for item in items:
+            encoder = self._encoder_for(item)
             count = encoder.num_tokens(item.grid)
+            group, room = open_groups.get(encoder, ([], 0))
             if count > room:
-                groups.append([])
-                room = self._limits.max_item_tokens
-            groups[-1].append(item)
-            room -= count
+                group, room = [], self._limits.max_item_tokens
+                groups.append(group)
+            group.append(item)
+            open_groups[encoder] = group, room - count
         return groups
 
-    def _encode(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
-        encoder = self._model.encoder
+    def _encoder_for(self, item: MediaItem) -> MediaEncoder:
+        encoder = self._model.encoder_for(item.kind)
         assert encoder is not None
+        return encoder
+
+    def _encode(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
+        """`items` are of one encoder."""
+        encoder = self._encoder_for(items[0])
         embeddings = encoder([self._picture(item) for item in items])
+        if missing := self._model.num_deep - encoder.num_deep:
+            embeddings = F.pad(embeddings, (0, 0, 0, 0, 0, missing))  # sounds add nothing to later layers
         parts = embeddings.split([encoder.num_tokens(item.grid) for item in items], dim=1)
         made = dict(zip((item.digest for item in items), parts, strict=True))
         for digest, part in made.items():
@@ -233,13 +247,13 @@ class Media(WorkerFeature):
     @property
     def later_bytes(self) -> int:
         """The cache of what encoders gave, and what an encoder itself keeps."""
-        encoder = self._model.encoder
-        return 0 if encoder is None else self._limits.cache_bytes + encoder.later_bytes
+        later = sum(encoder.later_bytes for encoder in self._encoders)
+        return self._limits.cache_bytes + later if self._encoders else 0
 
     def run_largest(self) -> None:
-        """Encode the largest item there may be, and attend to it behind the longest prompt."""
-        if self._model.encoder is not None:
-            self._model.encoder([self._model.encoder.largest(self._limits.max_item_tokens)])
+        """Encode the largest items there may be, and attend to one behind the longest prompt."""
+        for encoder in self._encoders:
+            encoder([encoder.largest(self._limits.max_item_tokens)])
         if self._model.seen_both_ways:
             layers = [layer for layer in self._model.modules() if isinstance(layer, PictureAttention)]
             widest = max(layers, key=lambda layer: layer.sliding_window is None)
@@ -248,7 +262,7 @@ class Media(WorkerFeature):
 
     def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """Tokens that the cache holds."""
-        if self._model.encoder is None:
+        if not self._encoders:
             return info
         return replace(info, encoder_tokens=max(1, self._limits.cache_bytes // self._limits.token_bytes))
 
@@ -271,11 +285,11 @@ def create(context: FeatureContext) -> Media | None:
     """The feature, where the model sees and this rank has a use for it."""
     model = context.forward.model
     assert isinstance(model, SeeingModel)
-    if model.media is None or not (model.encoder is not None or model.has_axes or model.seen_both_ways):
+    has_encoder = model.encoder is not None or model.ears is not None
+    if model.media is None or not (has_encoder or model.has_axes or model.seen_both_ways):
         return None
-    num_deep = 0 if model.encoder is None else model.encoder.num_deep
     width = model.vector_size * context.forward.dtype.itemsize
     config = context.config
     longest = context.state.token_ids.shape[1]
-    limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + num_deep) * width, longest)
+    limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + model.num_deep) * width, longest)
     return Media(model, context.state.inputs, context.state.device, context.forward.dtype, limits)

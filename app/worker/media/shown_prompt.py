@@ -37,30 +37,41 @@ def shown_items(token_ids: NDArray[np.int32], ask: MediaAsk, media: MediaInfo) -
     return [ShownItem(item, _places(token_ids, item, media)) for item in ask.items]
 
 
-def rope_positions(
-    items: list[ShownItem], num_tokens: int, merge: int, seconds_rate: float = 0.0
-) -> tuple[Int64Array, int]:
-    """Positions [num_tokens, 3] of a prompt, and what those of tokens behind it differ by from their indices.
+@dataclass(slots=True, frozen=True)
+class PositionRule:
+    """Says how a model's pictures and videos take positions."""
 
-    `merge`: patches along each side of a token. `seconds_rate`: positions that a second of a video takes.
-    """
+    merge: int = 1  # patches along each side of a token
+    seconds_rate: float = 0.0  # positions that a second of a video takes; 0: a frame takes one
+    by_time: bool = False  # to the fraction of a second, and what follows goes on behind the largest of all three
+
+
+def rope_positions(items: list[ShownItem], num_tokens: int, rule: PositionRule) -> tuple[Int64Array, int]:
+    """Positions [num_tokens, 3] of a prompt, and what those of tokens behind it differ by from their indices. Sounds
+    count on as text does."""
     positions = np.empty((num_tokens, NUM_AXES), np.int64)
     index = at = 0  # of the next token, and its position
-    for shown in items:
-        for start, grid in _runs(shown, merge):
+    for shown in (one for one in items if one.item.kind != "audio"):
+        for start, grid in _runs(shown, rule.merge):
             positions[index:start] = np.arange(at, at + start - index)[:, None]
             at += start - index
-            step = int(int(shown.item.seconds_per_frame) * seconds_rate) if _goes_by_time(shown, seconds_rate) else 1
             index = start + int(np.prod(grid))
-            coordinates = np.indices(grid).reshape(NUM_AXES, -1).T
-            positions[start:index] = coordinates * (step, 1, 1) + at
-            at += max(grid[1:])
+            own = np.indices(grid).reshape(NUM_AXES, -1).T
+            own[:, 0] = _times(own[:, 0], shown.item, rule)
+            positions[start:index] = own + at
+            at += int(own.max()) + 1 if rule.by_time else max(grid[1:])
     positions[index:] = np.arange(at, at + num_tokens - index)[:, None]
     return positions, int(positions.max(initial=-1)) + 1 - num_tokens
 
 
-def _goes_by_time(shown: ShownItem, seconds_rate: float) -> bool:
-    return shown.item.kind == "video" and seconds_rate > 0
+def _times(frames: Int64Array, item: MediaItem, rule: PositionRule) -> Int64Array:
+    """Positions in time of an item's frames."""
+    if item.kind != "video" or not rule.seconds_rate:
+        return frames
+    if rule.by_time:  # in fp32, as transformers computes them
+        seconds = frames.astype(np.float32) * np.float32(item.seconds_per_frame)
+        return (seconds * np.float32(rule.seconds_rate)).astype(np.int64)
+    return frames * int(int(item.seconds_per_frame) * rule.seconds_rate)
 
 
 def _places(token_ids: NDArray[np.int32], item: MediaItem, media: MediaInfo) -> Int64Array:

@@ -192,18 +192,18 @@ def test_a_request_has_one_video_decoded_at_a_time() -> None:
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
 
-    async def run(call: Any, data: bytes, *_: Any) -> bytes:
-        running[call] += 1
-        most[call] = max(most[call], running[call])
+    async def run(call: Any, kind: MediaKind, data: bytes, *_: Any) -> bytes:
+        running[kind] += 1
+        most[kind] = max(most[kind], running[kind])
         await asyncio.sleep(0)
-        running[call] -= 1
+        running[kind] -= 1
         return data
 
     fakes: Any = SimpleNamespace(run_process=run, run_long_process=run, tenant="t")
-    model: Any = SimpleNamespace(read_video="video", read="picture")
+    model: Any = SimpleNamespace(read="read")
     memory: Any = SimpleNamespace(add_values=lambda picture: None)
     kinds: list[MediaKind] = ["video", "image", "video", "image", "video"]
     shown = [media._Shown(f"f{i}", bytes([i]), kind, "auto") for i, kind in enumerate(kinds)]
     found = asyncio.run(media._all_read(fakes, model, memory, shown, TextRoom(100)))
     assert found == [bytes([i]) for i in range(5)]
-    assert most == {"video": 1, "picture": 2}
+    assert most == {"video": 1, "image": 2}

@@ -11,7 +11,7 @@ import torch
 
 from app.records.media import MediaAsk, MediaItem
 from app.records.media_info import MediaInfo
-from app.worker.media.shown_prompt import rope_positions, shown_items
+from app.worker.media.shown_prompt import PositionRule, rope_positions, shown_items
 from tests.tiny_media import IMAGE, media_judge, tiny_media_model
 
 VIDEO = 301
@@ -59,6 +59,6 @@ def test_positions_are_those_of_transformers(name: str, rate: float, parts: list
     types = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     expected, delta = judge.get_rope_index(ids, mm_token_type_ids=types, **grids)
     items = shown_items(np.array(tokens, np.int32), ask, MediaInfo("qwen_vl", IMAGE, VIDEO, 2))
-    positions, own_delta = rope_positions(items, len(tokens), 2, rate)
+    positions, own_delta = rope_positions(items, len(tokens), PositionRule(2, rate))
     assert positions.T.tolist() == expected[:, 0].tolist()
     assert own_delta == int(delta)
