@@ -101,6 +101,9 @@ GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatil
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
 # Kernels that are bound by how fast they copy rows: 16 bytes at a time, or the compiler lacks a hint.
 COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel", "normed_linear_kernel", "linear_add_moments_kernel"}
+# Kernels that read and write rows as they go: 16 bytes at a time, too, where their sizes allow it.
+ACCESS_WIDELY = {"expand_kernel"}
+NARROW_ACCESS = re.compile(r"(?:ld|st)\.global\.b16")
 NARROW_COPY = re.compile(r"cp\.async\.ca\.shared\.global [^,]+,[^,]+, 0x[48],")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
@@ -174,6 +177,9 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     is_wide = source.fn.__name__ in COPY_WIDELY and not is_late  # what adapters add is too small for it
     if is_wide and NARROW_COPY.search(kernel.asm["ptx"]):
         return "FAILED copies less than 16 bytes at a time"
+    is_even = any(value is True for (i,), value in source.constants.items() if source.fn.params[i].name == "EVEN")
+    if source.fn.__name__ in ACCESS_WIDELY and is_even and NARROW_ACCESS.search(kernel.asm["ptx"]):
+        return "FAILED reads or writes numbers one by one"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
