@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.roofline import Floor
 from loadtest.chart import Line, line_chart
 
 FIGURES = Path(__file__).resolve().parent.parent / "benchmarks/side_by_side.json"
@@ -17,17 +18,27 @@ STYLE = """<style>
 .chart .end { text-anchor: end; } .chart .mid { text-anchor: middle; }
 .chart .grid { stroke: var(--md-default-fg-color--lightest); } .chart .line { fill: none; stroke-width: 2; }
 .line.s0 { stroke: #3f51b5; } .dot.s0 { fill: #3f51b5; } .line.s1 { stroke: #e08a00; } .dot.s1 { fill: #e08a00; }
+.line.s2 { stroke: #777777; stroke-dasharray: 4 3; } .dot.s2 { fill: #777777; }
 </style>"""
 
 
 def charts(figures: dict[str, Any]) -> str:
     """HTML: milliseconds of a decode step by batch, a chart for each shape."""
-    parts = [STYLE, f"<p>Milliseconds of a decode step by the number of requests; {figures['machine']}.</p>"]
+    allowed = "what memory and tensor cores allow (floor, where benchmarks/roofline.py knows the format)"
+    about = f"Milliseconds of a decode step by the number of requests, and {allowed}; {figures['machine']}."
+    parts = [STYLE, f"<p>{about}</p>"]
     for shape, row in figures["decode_ms"].items():
         lines = [Line(who, [(x, y) for x, y in row[who]]) for who in ("Manta", "vLLM")]
+        lines += [Line("floor", floor(row["shape"], figures["context"]))] if "shape" in row else []
         parts.append(line_chart(shape, "requests in the batch", "ms a step", lines))
         parts.append(f"<p>{shape}: {row['date']}.</p>")
     return "\n".join(parts)
+
+
+def floor(shape: str, context: float) -> list[tuple[float, float]]:
+    """Milliseconds that memory and tensor cores allow a step (benchmarks/roofline.py), by the number of requests."""
+    bound = Floor.of(shape)
+    return [(batch, 1e3 * bound.decode_s(batch, context)) for batch in (1, 8, 32, 64, 128, 256)]
 
 
 def page(results: str) -> str:

@@ -60,6 +60,7 @@ def test_the_charts_show_the_figures_of_the_json(site: Path) -> None:
         for who in ("Manta", "vLLM"):
             for batch, ms in row[who]:
                 assert f"<title>{who}: {ms:.4g} at {batch}</title>" in page
+    assert "<title>floor: 3.508 at 1</title>" in page, "Llama-8B's weights at the memory's speed"
 
 
 def test_links_between_pages_of_the_repository(site: Path) -> None:
