@@ -38,7 +38,7 @@ class EvenGate:
         """The gate's weights, for other experts."""
         routing = self._gate(x, weight, bias, rule, **more)
         place = self._places.setdefault(weight.data_ptr(), len(self._places) * _STRIDE % MOST_TOKENS)
-        table = self._table(len(weight), rule.top_k, rule.num_shared, weight.device)
+        table = self._table(len(weight) - rule.gates_shared, rule.top_k, rule.num_shared, weight.device)
         return routing._replace(ids=table[place : place + len(routing.ids)])
 
     def _table(self, num_experts: int, top_k: int, num_shared: int, device: torch.device) -> torch.Tensor:

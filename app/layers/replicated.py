@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -45,25 +47,35 @@ class ReplicatedLinear(AdaptedLayer):
         output_size: int,
         bias: bool = True,
         dtype: torch.dtype | None = None,
+        parts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`dtype`: of the weight; None: the model's."""
+        """`dtype`: of the weight; None: the model's. `parts`: the outputs of checkpoints' layers that lie side by side
+        in this one, by their names; none: it is one itself."""
         super().__init__()
         self.dtype, self.device = dtype or ctx.dtype, ctx.device
-        self._outputs, self._inputs = (Share(0, size, 0, size) for size in (output_size, input_size))
-        self.output_shares, self.input_share = {"": self._outputs}, self._inputs
-        self.stored = StoredWeight(self, PLAIN_METHOD, {"": self._outputs}, self._inputs, self.dtype)
+        self.input_share = Share(0, input_size, 0, input_size)
+        sizes = dict(parts) or {"": output_size}
+        ends = accumulate(sizes.values())
+        self.output_shares = {
+            part: Share(end - size, size, 0, size) for (part, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        self.stored = StoredWeight(self, PLAIN_METHOD, self.output_shares, self.input_share, self.dtype)
         self.bias = Weight(torch.empty(output_size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.dequantized: torch.Tensor | None = None  # [N, K], of a quantized one
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
         """See QuantizedLayer."""
-        return {"": LayerPart(self._outputs.whole, self._inputs.whole, self.bias is not None)}
+        return {
+            part: LayerPart(share.whole, self.input_share.whole, self.bias is not None)
+            for part, share in self.output_shares.items()
+        }
 
     def store(self, methods: Mapping[str, QuantMethod]) -> None:
         """See QuantizedLayer."""
         self.stored.remove()
-        self.stored = StoredWeight(self, methods[""], {"": self._outputs}, self._inputs, self.dtype)
+        method = methods[next(iter(self.output_shares))]
+        self.stored = StoredWeight(self, method, self.output_shares, self.input_share, self.dtype)
 
     def pack(self) -> None:
         """Dequantize; a plain weight multiplies as it was loaded."""

@@ -556,6 +556,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(experts, (32, 2880, 2880), RoutingRule(4), GLU(limit=7.0), has_bias=True, form=("e2m1", 32, 1)),
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("nibble", 128, 1)),
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("e4m3", 128, 128)),
+        gate_of_shared,
         *([] if IS_AMD else [rounded_experts]),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
         *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512)]),
@@ -603,6 +604,16 @@ def experts(
             rows = expert_ops.experts(x if count > 64 else deferred, Routing(*routing), weights)
         rows.add_norm(x, x[0], 1e-6, may_defer=True)
         rows.materialize()
+
+
+def gate_of_shared() -> None:
+    """Gates whose last row is that of the shared experts (Qwen3-Next, Qwen 3.5)."""
+    rule = RoutingRule(8, renormalize=True, logits_dtype=torch.bfloat16, num_shared=1, gates_shared=True)
+    for count in (1, 32, 512, 8192) if not IS_AMD else (1, 32):
+        x = torch.empty(count, 2048, dtype=torch.bfloat16)
+        triton_gate.gate(x, zeros(257, 2048), None, rule)
+        triton_gate.gate(DeferredNorm(x, torch.zeros(count, 4), 1e-6), zeros(257, 2048), None, rule)
+        triton_gate.route(torch.zeros(count, 257), rule)
 
 
 def rounded_experts() -> None:

@@ -51,6 +51,7 @@ class RoutingRule:
     jitter: float = 0.0  # of "sparsemixer": relative distance of the logits that count is at most 2 * jitter
     # Experts behind the E scored ones, that every token goes through with weight 1: ids E, E + 1, ... come last.
     num_shared: int = 0
+    gates_shared: bool = False  # their weight is the sigmoid of one more logit, behind the E, rounded as these are
 
     @property
     def num_chosen(self) -> int:
@@ -148,8 +149,8 @@ class RouteOp(Protocol):
         correction: torch.Tensor | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> Routing:
-        """logits [T, E]; correction fp32 [E], added to scores for choosing only; slot_mapping int64 [T]: rows whose
-        slot is negative are padding and go nowhere."""
+        """logits [T, E], or [T, E + 1] where the rule gates shared experts; correction fp32 [E], added to scores for
+        choosing only; slot_mapping int64 [T]: rows whose slot is negative are padding and go nowhere."""
 
 
 class GateOp(Protocol):
@@ -165,7 +166,8 @@ class GateOp(Protocol):
         correction: torch.Tensor | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> Routing:
-        """x [T, C], weight [E, C], bias [E]; the product in fp32, whatever they are stored in."""
+        """x [T, C], weight [E, C], bias [E], with one row more where the rule gates shared experts, which then have no
+        bias; the product in fp32, whatever they are stored in."""
 
 
 class SlotsOp(Protocol):

@@ -32,14 +32,16 @@ def route(
     slot_mapping: torch.Tensor | None = None,
 ) -> Routing:
     """logits [T, E] -> the experts of each token."""
-    ids, weights = _choose(reference.rounded(logits, rule.logits_dtype), rule, correction)
+    logits, own = reference.split_own(reference.rounded(logits, rule.logits_dtype), rule)
+    ids, weights = _choose(logits, rule, correction)
     if rule.renormalize:
         weights = weights / (tree_sum(weights).unsqueeze(1) + LEAST_SUM)
     weights = reference.rounded(weights * rule.scale, rule.weights_dtype)
     if rule.num_shared > 0:
         shared = torch.arange(rule.num_shared) + logits.shape[1]
         ids = torch.cat((ids, shared.expand(len(ids), -1)), 1)
-        weights = F.pad(weights, (0, rule.num_shared), value=1.0)
+        given = F.pad(weights, (0, rule.num_shared), value=1.0)
+        weights = given if own is None else torch.cat((weights, sigmoid(own).expand(-1, rule.num_shared)), 1)
     if slot_mapping is not None:
         ids = ids.masked_fill(slot_mapping[:, None] < 0, -1)
     return Routing(ids.int(), weights)

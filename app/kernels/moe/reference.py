@@ -27,6 +27,11 @@ def rounded(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return x.float() if dtype is None else x.to(dtype).float()
 
 
+def split_own(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(logits [T, E] of the experts that are chosen from, that of the shared ones [T, 1] where they have one)."""
+    return (logits[:, :-1], logits[:, -1:]) if rule.gates_shared else (logits, None)
+
+
 def best_of(x: torch.Tensor, count: int) -> torch.Tensor:
     """Indices [..., count] of the largest, best first; of equal ones the first (torch.topk takes any)."""
     order: torch.Tensor = x.sort(dim=-1, descending=True, stable=True).indices
@@ -80,14 +85,16 @@ def route(
     slot_mapping: torch.Tensor | None = None,
 ) -> Routing:
     """logits [T, E] -> the experts of each token."""
-    ids, weights = _choose(rounded(logits, rule.logits_dtype), rule, correction)
+    logits, own = split_own(rounded(logits, rule.logits_dtype), rule)
+    ids, weights = _choose(logits, rule, correction)
     if rule.renormalize:
         weights = weights / (weights.sum(1, keepdim=True) + LEAST_SUM)
     weights = rounded(weights * rule.scale, rule.weights_dtype)
     if rule.num_shared > 0:
         shared = torch.arange(rule.num_shared, device=ids.device) + logits.shape[1]
         ids = torch.cat((ids, shared.expand(len(ids), -1)), 1)
-        weights = F.pad(weights, (0, rule.num_shared), value=1.0)
+        given = F.pad(weights, (0, rule.num_shared), value=1.0)
+        weights = given if own is None else torch.cat((weights, own.sigmoid().expand(-1, rule.num_shared)), 1)
     if slot_mapping is not None:
         ids = ids.masked_fill(slot_mapping[:, None] < 0, -1)
     return Routing(ids.int(), weights)

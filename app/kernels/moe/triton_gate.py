@@ -63,12 +63,13 @@ def number_of(b_key):
 
 @triton.jit
 def choose(
-    b_logits, o_e, m_e, p_correction, p_slots, p_ids, p_weights, o_t, m_t, scale, jitter,
+    b_logits, b_own, o_e, m_e, p_correction, p_slots, p_ids, p_weights, o_t, m_t, scale, jitter,
     E: tl.constexpr, G: tl.constexpr, BT: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, KEEP: tl.constexpr,
     TOP2: tl.constexpr, TOP: tl.constexpr, BTOP: tl.constexpr, SHARED: tl.constexpr, SCORING: tl.constexpr,
     RENORMALIZE: tl.constexpr, LOGITS: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Ids and weights of tokens o_t [BT] by fp32 logits [BT, BG * BS], whose columns are the experts o_e if m_e."""
+    """Ids and weights of tokens o_t [BT] by fp32 logits [BT, BG * BS], whose columns are the experts o_e if m_e, and
+    b_own [BT], if there are any, of the shared ones."""
     b_logits = b_logits.to(LOGITS).to(tl.float32)
     b_logits = tl.where(m_e & (b_logits == b_logits), b_logits, -float("inf"))  # NaN: chosen last
     b_max = tl.max(b_logits, 1)[:, None]
@@ -115,7 +116,10 @@ def choose(
         b_weights = b_weights / b_sum
     if RENORMALIZE:
         b_weights = b_weights / (b_sum + _LEAST_SUM)
-    b_weights = tl.where(o_k < TOP, b_weights * scale, 1.0).to(WEIGHTS).to(tl.float32)
+    b_shared = 1.0
+    if b_own is not None:
+        b_shared = tl.sigmoid(b_own.to(LOGITS).to(tl.float32))[:, None]
+    b_weights = tl.where(o_k < TOP, (b_weights * scale).to(WEIGHTS).to(tl.float32), b_shared)
     if p_slots is not None:
         b_slots = tl.load(p_slots + o_t, mask=m_t, other=-1)
         b_ids = tl.where(b_slots[:, None] < 0, -1, b_ids)
@@ -130,14 +134,15 @@ def choose(
 def gate_kernel(
     p_x, p_weight, p_bias, p_squares, p_correction, p_slots, p_shares, p_arrived, p_ids, p_weights, T, K, stride_x,
     eps, scale, jitter,
-    E: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, BT: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr,
-    KEEP: tl.constexpr, TOP2: tl.constexpr, TOP: tl.constexpr, BTOP: tl.constexpr, SHARED: tl.constexpr,
-    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, LOGITS: tl.constexpr, WEIGHTS: tl.constexpr,
-    TYPE: tl.constexpr, PRODUCT: tl.constexpr, ROUNDS: tl.constexpr, EARLY: tl.constexpr,
+    E: tl.constexpr, OWN: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, BT: tl.constexpr, BG: tl.constexpr,
+    BS: tl.constexpr, KEEP: tl.constexpr, TOP2: tl.constexpr, TOP: tl.constexpr, BTOP: tl.constexpr,
+    SHARED: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, LOGITS: tl.constexpr,
+    WEIGHTS: tl.constexpr, TYPE: tl.constexpr, PRODUCT: tl.constexpr, ROUNDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of E * SPLITS, tiles of T). PRODUCT: x [T, K] times p_weight [E, K], whose shares of K are summed by
-    the last program of a tile of T; else x [T, E] are logits. p_arrived [tiles of T] is zero before and after."""
+    """Grid (tiles of E * SPLITS, tiles of T). PRODUCT: x [T, K] times p_weight [E + OWN, K], whose shares of K are
+    summed by the last program of a tile of T; else x [T, E + OWN] are logits. p_arrived [tiles of T] is zero before and
+    after."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i_t = tl.program_id(1)
@@ -148,15 +153,21 @@ def gate_kernel(
         share = tl.cdiv(tl.cdiv(K, SPLITS), BK) * BK
         start = i_split * share
         b_acc = tl.zeros([BM, BN], dtype=tl.float32)
+        b_parts = tl.zeros([BM, BK], dtype=tl.float32)  # of one expert more, summed up at the end
         for i_k in range(start, tl.minimum(start + share, K), BK):
             o_k = i_k + tl.arange(0, BK)
             m_k = (o_k < K)[None, :]
             b_x = tl.load(p_x + o_m[:, None].to(tl.int64) * stride_x + o_k[None, :], mask=m_m[:, None] & m_k, other=0.0)
             b_w = tl.load(p_weight + o_n[:, None] * K + o_k[None, :], mask=m_n[:, None] & m_k, other=0.0)
             b_acc = tl.dot(b_x.to(TYPE), tl.trans(b_w.to(TYPE)), b_acc, input_precision="ieee")
-        size = T.to(tl.int64) * E
-        p_share = p_shares + i_split * size + o_m[:, None] * E + o_n[None, :]
+            if OWN and i_e == 0:
+                b_one = tl.load(p_weight + E * K + o_k, mask=o_k < K, other=0.0)
+                b_parts += b_x.to(tl.float32) * b_one[None, :].to(tl.float32)
+        size = T.to(tl.int64) * (E + OWN)
+        p_share = p_shares + i_split * size + o_m[:, None] * (E + OWN) + o_n[None, :]
         tl.store(p_share, b_acc, mask=m_m[:, None] & m_n[None, :])
+        if OWN and i_e == 0:
+            tl.store(p_shares + i_split * size + o_m * (E + OWN) + E, tl.sum(b_parts, 1), mask=m_m)
         tl.debug_barrier()  # all threads have stored before one of them says so
         arrived = tl.atomic_add(p_arrived + i_t, 1, sem="acq_rel")
         if arrived < tl.num_programs(0) - 1:
@@ -170,23 +181,34 @@ def gate_kernel(
         o_t = i_t * BM + i * BT + tl.arange(0, BT)
         m_t = o_t < T
         m = m_t[:, None] & m_e
+        b_own = None
         if PRODUCT:
-            o = o_t[:, None] * E + o_e
+            o = o_t[:, None] * (E + OWN) + o_e
             b_logits = tl.load(p_shares + o, mask=m, other=0.0, cache_modifier=".cg")
             for k in tl.static_range(1, SPLITS):
                 b_logits += tl.load(p_shares + k * size + o, mask=m, other=0.0, cache_modifier=".cg")
+            if OWN:
+                o_own = o_t * (E + OWN) + E
+                b_own = tl.load(p_shares + o_own, mask=m_t, other=0.0, cache_modifier=".cg")
+                for k in tl.static_range(1, SPLITS):
+                    b_own += tl.load(p_shares + k * size + o_own, mask=m_t, other=0.0, cache_modifier=".cg")
             if p_squares is not None:
                 o_p = tl.arange(0, BP)[None, :]
                 b_squares = tl.load(p_squares + o_t[:, None] * P + o_p, mask=m_t[:, None] & (o_p < P), other=0.0)
-                b_logits *= tl.rsqrt(tl.sum(b_squares, 1) / K + eps)[:, None]
+                b_factor = tl.rsqrt(tl.sum(b_squares, 1) / K + eps)
+                b_logits *= b_factor[:, None]
+                if OWN:
+                    b_own *= b_factor
             if p_bias is not None:
                 b_logits += tl.load(p_bias + o_e, mask=m_e, other=0.0).to(tl.float32)
         else:
             p_logits = p_x + o_t[:, None].to(tl.int64) * stride_x + o_e
             b_logits = tl.load(p_logits, mask=m, other=0.0).to(tl.float32)
+            if OWN:
+                b_own = tl.load(p_x + o_t.to(tl.int64) * stride_x + E, mask=m_t, other=0.0).to(tl.float32)
         choose(
-            b_logits, o_e, m_e, p_correction, p_slots, p_ids, p_weights, o_t, m_t, scale, jitter, E, G, BT, BG, BS,
-            KEEP, TOP2, TOP, BTOP, SHARED, SCORING, RENORMALIZE, LOGITS, WEIGHTS,
+            b_logits, b_own, o_e, m_e, p_correction, p_slots, p_ids, p_weights, o_t, m_t, scale, jitter, E, G, BT, BG,
+            BS, KEEP, TOP2, TOP, BTOP, SHARED, SCORING, RENORMALIZE, LOGITS, WEIGHTS,
         )  # fmt: skip
 
 
@@ -226,8 +248,8 @@ def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
     assert num_experts % groups == 0, (num_experts, rule)
     assert rule.top_k <= size * (rule.groups_chosen if groups > 1 else 1), (num_experts, rule)
     return {
-        "scale": rule.scale, "jitter": rule.jitter, "E": num_experts, "G": groups, "S": size,
-        "BG": next_power_of_2(groups), "BS": next_power_of_2(size), "KEEP": rule.groups_chosen,
+        "scale": rule.scale, "jitter": rule.jitter, "E": num_experts, "OWN": int(rule.gates_shared), "G": groups,
+        "S": size, "BG": next_power_of_2(groups), "BS": next_power_of_2(size), "KEEP": rule.groups_chosen,
         "TOP2": rule.group_score == "top2" and size > 1, "TOP": rule.top_k,
         "BTOP": next_power_of_2(rule.num_chosen), "SHARED": rule.num_shared, "SCORING": rule.scoring,
         "RENORMALIZE": rule.renormalize, "LOGITS": _TYPES[rule.logits_dtype], "WEIGHTS": _TYPES[rule.weights_dtype],
@@ -248,7 +270,7 @@ def _launch(
     if weight is not None:
         assert weight.is_contiguous()
         columns = cdiv(num_experts, tile.experts) * tile.splits
-        shares = torch.empty(tile.splits, num_tokens, num_experts, dtype=torch.float32, device=device)
+        shares = torch.empty(tile.splits, num_tokens, len(weight), dtype=torch.float32, device=device)
         arrived = arrival_counters(device)
     assert x.stride(1) == 1, "rows must be contiguous"
     is_wide = torch.float32 in (x.dtype, x.dtype if weight is None else weight.dtype)
@@ -280,7 +302,7 @@ def route(
 ) -> Routing:
     """The same as `reference.route`."""
     tile = GateTile(16, 16, 16, 1, 4, 1, is_fixed=is_fixed)
-    return _launch(logits, None, None, logits.shape[1], rule, correction, slot_mapping, tile)
+    return _launch(logits, None, None, logits.shape[1] - rule.gates_shared, rule, correction, slot_mapping, tile)
 
 
 def gate(
@@ -297,4 +319,4 @@ def gate(
     rows = x.rows if isinstance(x, DeferredNorm) else x
     wide = torch.float32 if torch.float32 in (rows.dtype, weight.dtype) else rows.dtype
     tile = tile or gate_tile(len(rows), wide)
-    return _launch(x, weight, bias, len(weight), rule, correction, slot_mapping, tile)
+    return _launch(x, weight, bias, len(weight) - rule.gates_shared, rule, correction, slot_mapping, tile)

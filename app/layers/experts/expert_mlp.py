@@ -84,7 +84,8 @@ class ExpertMLP(Layer):
         elif s.shared_size:
             kind = SharedExperts if self.experts.activation.has_gate else PlainSharedExperts
             self.shared_experts = kind(ctx, hidden_size, s.shared_size, hidden_act)
-        self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if s.gates_shared else None
+        is_gated = s.gates_shared and not num_shared  # else by a row of the gate
+        self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if is_gated else None
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
         self.linear = ctx.kernels(LINEAR_OPS).linear

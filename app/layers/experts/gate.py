@@ -13,18 +13,23 @@ from app.layers.experts.settings import ExpertSettings
 from app.layers.replicated import ReplicatedLinear
 from app.layers.weight import REPLICATED, Weight
 
+SHARED_GATE = "shared_expert_gate"  # its name in checkpoints
+
 
 class Gate(ReplicatedLinear):
     """One product and the model's rule; every rank chooses alike."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: ExpertSettings, num_shared: int = 0) -> None:
-        """`num_shared`: experts behind those that are chosen from, that every token goes to."""
-        num_experts = settings.num_experts + settings.num_identity
-        super().__init__(ctx, hidden_size, num_experts, settings.gate_bias, settings.gate_dtype)
+        """`num_shared`: experts behind those that are chosen from, that every token goes to; their own gate, if they
+        have one, is the last row of this one's weight."""
+        num_experts, gates_shared = settings.num_experts + settings.num_identity, settings.gates_shared
+        gates_shared &= num_shared > 0
+        parts = {"gate": num_experts, SHARED_GATE: 1} if gates_shared else {}
+        super().__init__(ctx, hidden_size, num_experts, settings.gate_bias, settings.gate_dtype, parts)
         self.e_score_correction_bias = (
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
-        self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared)
+        self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared, gates_shared=gates_shared)
         self.ops = ctx.kernels(MOE_OPS)
 
     def choose(self, x: Activations, ctx: ForwardContext) -> Routing:

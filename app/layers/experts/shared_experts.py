@@ -32,9 +32,11 @@ class PlainSharedExperts(PlainMLP):
 
 def num_among_experts(ctx: BuildContext, settings: ExpertSettings) -> int:
     """Experts that the shared layer is as wide as, where it can lie behind the others in their tensors and be computed
-    in their products: two launches less. 0: it is a layer of its own."""
+    in their products: two launches less, and four more where it has a gate of its own, which lies behind the others' in
+    one weight. 0: it is a layer of its own."""
     s = settings
-    is_alike = s.activation is None and not s.gates_shared and not s.bias and s.shared_size % s.intermediate_size == 0
+    is_alike = s.activation is None and not s.bias and s.shared_size % s.intermediate_size == 0
+    is_alike &= not s.gates_shared or (not s.gate_bias and s.gate_dtype is None and s.num_identity == 0)
     is_plain = ctx.quantization is PLAIN_METHOD and not ctx.offload_bytes  # streamed weights lie elsewhere each time
     is_apart = ctx.groups.ep.size > 1 or ctx.adapts_experts
     return 0 if is_apart or not (is_alike and is_plain) else s.shared_size // s.intermediate_size

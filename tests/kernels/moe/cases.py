@@ -20,6 +20,8 @@ RULES = {
     "gpt-oss": RoutingRule(4, "softmax_of_chosen", logits_dtype=torch.bfloat16, weights_dtype=torch.bfloat16),
     "llama4": RoutingRule(1, "sigmoid"),
     "phi": RoutingRule(2, "sparsemixer", jitter=0.01),
+    "qwen2": RoutingRule(4, num_shared=4, gates_shared=True),
+    "qwen3.5": RoutingRule(8, renormalize=True, num_shared=1, gates_shared=True, logits_dtype=torch.bfloat16),
 }  # fmt: skip
 GLUS = {
     "silu": GLU(),
@@ -109,14 +111,16 @@ def true_sum(case: Case, shared: torch.Tensor | None = None) -> torch.Tensor:
 def true_routing(
     logits: torch.Tensor, rule: RoutingRule, correction: torch.Tensor | None = None
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """(ids, float64 weights before they are rounded) of logits [T, E], by lists and sorting."""
+    """(ids, float64 weights before they are rounded) of logits [T, E], by lists and sorting; shared experts' own gate
+    has the last one."""
     logits = (logits if rule.logits_dtype is None else logits.to(rule.logits_dtype)).double()
     all_ids, all_weights = [], []
     for row in logits.tolist():
+        own = 1 / (1 + math.exp(-row.pop())) if rule.gates_shared else 1.0
         ids, weights = _true_row(row, rule, None if correction is None else correction.tolist())
         weights = [weight / sum(weights) for weight in weights] if rule.renormalize else weights
         all_ids.append(ids + [len(row) + i for i in range(rule.num_shared)])
-        all_weights.append([weight * rule.scale for weight in weights] + [1.0] * rule.num_shared)
+        all_weights.append([weight * rule.scale for weight in weights] + [own] * rule.num_shared)
     return all_ids, torch.tensor(all_weights, dtype=torch.float64)
 
 

@@ -47,6 +47,7 @@ MODELS = {
     "deepseek-v2": (160, RoutingRule(6, num_groups=8, groups_chosen=3, num_shared=2)),
     "olmoe": (64, RoutingRule(8)),
     "qwen3-moe": (128, RoutingRule(8, renormalize=True)),
+    "qwen3.5-moe": (256, RoutingRule(8, renormalize=True, num_shared=1, gates_shared=True)),
     "llama-4": (128, RoutingRule(1, scoring="sigmoid")),
     "deepseek-v3": (256, RoutingRule(8, scoring="sigmoid", num_groups=8, groups_chosen=4, num_shared=1)),
 }
@@ -91,7 +92,7 @@ def test_none_is_compiled_in_the_midst_of_traffic(model: str, form: str) -> None
     num_experts, rule = MODELS[model]
     experts = num_experts + rule.num_shared
     zeros: Any = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)  # noqa: E731
-    x, gate, norm = zeros(8192, SIZE), zeros(num_experts, SIZE), zeros(SIZE)
+    x, gate, norm = zeros(8192, SIZE), zeros(num_experts + rule.gates_shared, SIZE), zeros(SIZE)
     made = {"plain": zeros, "4 bits": in_4_bits, "fp8": in_fp8}[form]
     weights = ExpertWeights(made(experts, 2 * WIDTH, SIZE), made(experts, SIZE, WIDTH))
     slots = torch.zeros(len(x), dtype=torch.int64)

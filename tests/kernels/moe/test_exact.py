@@ -17,7 +17,8 @@ KNOWN = [(name, corrected) for name, corrected in CORRECTED if name not in ("v2"
 def test_routing(name: str, corrected: bool) -> None:
     rule, size = RULES[name], 64
     torch.manual_seed(1)
-    logits, correction = torch.randn(13, size) * 2, torch.randn(size) if corrected else None
+    logits = torch.randn(13, size + rule.gates_shared) * 2
+    correction = torch.randn(size) if corrected else None
     found = route(logits, rule, correction=correction)
     true_ids, true_weights = true_routing(logits, rule, correction)
     assert found.ids.tolist() == true_ids

@@ -19,7 +19,8 @@ def test_a_cpu_has_the_plain_functions() -> None:
 def test_routing(name: str, corrected: bool) -> None:
     rule, size = RULES[name], 64
     torch.manual_seed(1)
-    logits, correction = torch.randn(13, size) * 2, torch.randn(size) if corrected else None
+    logits = torch.randn(13, size + rule.gates_shared) * 2
+    correction = torch.randn(size) if corrected else None
     ids, weights = route(logits, rule, correction=correction)
     true_ids, true_weights = true_routing(logits, rule, correction)
     assert ids.dtype == torch.int32

@@ -199,7 +199,8 @@ def test_route(name: str, corrected: bool) -> None:
     if DEVICE == "cpu":  # the interpreter rounds bf16 wrong
         rule = replace(rule, logits_dtype=None, weights_dtype=None)
     torch.manual_seed(2)
-    logits, correction = torch.randn(5, size) * 2, torch.randn(size) if corrected else None
+    logits = torch.randn(5, size + rule.gates_shared) * 2
+    correction = torch.randn(size) if corrected else None
     found = route(logits.to(DEVICE), rule, correction=None if correction is None else correction.to(DEVICE))
     true_ids, true_weights = true_routing(logits, rule, correction)
     assert found.ids.tolist() == true_ids
@@ -234,6 +235,11 @@ def test_gate(num_tokens: int, size: int, dtype: torch.dtype) -> None:
         for tile in (None, GateTile(16, 16, 16, 1, 4, 2)):
             found = gate(rows, weight.to(DEVICE), bias.to(DEVICE), rule, tile=tile)
             true_ids, true_weights = true_routing(F.linear(true_rows, weight.double(), bias.double()), rule)
+            assert found.ids.tolist() == true_ids
+            torch.testing.assert_close(found.weights.double().cpu(), true_weights, rtol=1e-4, atol=1e-6)
+            gated = replace(rule, num_shared=2, gates_shared=True)
+            found = gate(rows, weight.to(DEVICE), None, gated, tile=tile)
+            true_ids, true_weights = true_routing(F.linear(true_rows, weight.double()), gated)
             assert found.ids.tolist() == true_ids
             torch.testing.assert_close(found.weights.double().cpu(), true_weights, rtol=1e-4, atol=1e-6)
 

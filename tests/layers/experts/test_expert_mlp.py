@@ -89,7 +89,7 @@ def filled(
     """The layer of a rank, and how many numbers of experts' weights it read."""
     layer, read = ExpertMLP(ctx, C, "silu", settings), 0
     for name, (weight, part) in targets(layer).items():
-        tensor = Recorded(tensors[name])
+        tensor = Recorded(tensors[name.removeprefix(".")])  # this layer has no name
         weight.weight_loader(tensor, part)
         read += tensor.read if name.startswith("experts.") else 0
     for module in layer.modules():
@@ -111,10 +111,11 @@ def test_ranks_sum_to_the_whole(judge: Any, size: int, whole_experts: bool) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("gates_shared", [False, True])
 @torch.inference_mode()
-def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int) -> None:
-    """Where it has no gate of its own."""
-    x, tensors, settings = torch.randn(9, C), stored(judge), replace(SETTINGS, gates_shared=False)
+def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int, gates_shared: bool) -> None:
+    """Its own gate, if it has one, is a row of the others'."""
+    x, tensors, settings = torch.randn(9, C), stored(judge), replace(SETTINGS, gates_shared=gates_shared)
     total = torch.zeros(9, C)
     for rank in range(size):
         layer, _ = filled(context(rank, size), tensors, settings)
@@ -123,7 +124,8 @@ def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int) 
         assert layer.gate.choose(x, step([5] * 9)).ids[0, -2:].tolist() == [E, E + 1]
         total += layer(x, PLAIN, step([5] * 9))
     _, weights, ids = judge.gate(x)
-    expected = judge.experts(x, ids, weights) + judge.shared_expert(x)
+    own = judge.shared_expert_gate(x).sigmoid() if gates_shared else 1.0
+    expected = judge.experts(x, ids, weights) + own * judge.shared_expert(x)
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
 
 
