@@ -28,6 +28,22 @@ def _as_before() -> Iterator[None]:
     gc.freeze()  # as tests/conftest.py has left it
 
 
+def test_a_call_sets_aside_what_is_there_and_gives_it_back() -> None:
+    gc.unfreeze()
+    kept = Node()
+    with heap.set_aside():
+        assert gc.get_freeze_count() > 10_000
+        gone = weakref.ref(Node())
+        gc.collect()
+        assert gone() is None, "what is made meanwhile is looked at"
+        assert all(one is not kept for one in gc.get_objects())
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with heap.set_aside():
+        before = gc.get_freeze_count()
+    assert gc.get_freeze_count() == before, "what was aside before stays so"
+
+
 def test_a_settled_heap_is_not_looked_at() -> None:
     gc.unfreeze()
     heap.settle_heap()

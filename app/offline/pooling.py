@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from app.api.generation.request_builder import pooling_request
 from app.errors import InvalidRequestError, MantaError, UnsupportedError
+from app.heap import set_aside
 from app.offline.engine_loop import EngineLoop
 from app.offline.media import PromptEncoder
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
@@ -62,7 +63,8 @@ class Pooling:
         if params.task != task:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")
         limit = self._limit(truncate_prompt_tokens)
-        return self._run([self._parse(prompt, limit) for prompt in as_list(prompts)], params, use_tqdm)
+        with set_aside():
+            return self._run([self._parse(prompt, limit) for prompt in as_list(prompts)], params, use_tqdm)
 
     def score(
         self,

@@ -26,7 +26,7 @@ class PooledResult:
     @classmethod
     def of(cls, array: Float32Array) -> PooledResult:
         """The bytes of an array."""
-        return cls(array.astype("<f4").tobytes(), array.shape)
+        return cls(array.astype("<f4", copy=False).tobytes(), array.shape)
 
     def array(self) -> Float32Array:
         """The result as an array, which shares the bytes and is read-only."""

@@ -26,7 +26,9 @@ class TokenTypes(WorkerFeature):
         self._second_text_at.set(row, LONGEST if at is None else at)
 
     def inputs(self, view: StepView) -> None:
-        """`token_types` int64 [T]."""
+        """`token_types` int64 [T], in steps that bring a second text."""
+        if view.host is not None and (self._second_text_at.values[view.host.rows] == LONGEST).all():
+            return
         second = view.tensors.positions >= view.of_tokens("second_text_at")
         view.layer_inputs["token_types"] = second.long()
 

@@ -11,7 +11,7 @@ from app.records.step import SchedulerOutput
 from app.worker.heads.base import Head
 from app.worker.pooling.pooler import Pooler
 from app.worker.rows.input_batch import InputBatch
-from app.worker.rows.pending_step import StepResults
+from app.worker.rows.pending_step import PooledRows, StepResults
 from app.worker.rows.worker_feature import WorkerFeature
 
 
@@ -34,12 +34,11 @@ class PoolingHead(Head):
         results = self.empty(step.step_id)
         host = batch.host
         lengths = host.first_positions + step.num_scheduled_tokens
-        ends: list[bool] = step.samples.tolist()
-        results.pooled = [*self._pooler.compute(host.rows.tolist(), ends, host.starts, lengths, hidden.last)]
+        results.pooled = self._pooler.compute(host.rows.tolist(), step.samples, host.starts, lengths, hidden.last)
         return results
 
     def empty(self, step_id: int) -> StepResults:
         """The result of a step in which no prompt ends."""
         results = super().empty(step_id)
-        results.pooled = []
+        results.pooled = PooledRows(0)
         return results

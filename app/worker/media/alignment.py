@@ -28,7 +28,7 @@ from app.records.step import NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
 from app.worker.forward_pass import ForwardPass
 from app.worker.media.encoder_inputs import SLOT
-from app.worker.rows.pending_step import StepResults
+from app.worker.rows.pending_step import PooledRows, StepResults
 from app.worker.rows.step_inputs import HostRows, StepInput, StepView
 from app.worker.rows.worker_feature import WorkerFeature
 
@@ -170,7 +170,9 @@ class Alignment(WorkerFeature):
         if not self._found:
             return
         found, self._found = self._found, {}
-        results.pooled = [found.get(index) for index in np.flatnonzero(step.samples).tolist()]
+        places = {index: place for place, index in enumerate(np.flatnonzero(step.samples).tolist())}
+        parts = [([places[index]], one.unsqueeze(0)) for index, one in found.items() if index in places]
+        results.pooled = PooledRows(len(places), parts)
 
     # ---- memory
 

@@ -12,8 +12,8 @@ class Pooling(ABC):
 
     @abstractmethod
     def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
-        """Hidden states fp32 [T, C] of R requests, of which r has the rows starts[r] .. starts[r + 1] - 1
-        (int64 [R + 1]), from its token firsts[r] on (int64 [R]) -> [R, C]."""
+        """Hidden states [T, C] of R requests, of which r has the rows starts[r] .. starts[r + 1] - 1 (int64 [R + 1]),
+        from its token firsts[r] on (int64 [R]) -> fp32 [R, C], which may be overwritten."""
 
     @abstractmethod
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
@@ -25,6 +25,6 @@ class Pooling(ABC):
 
 
 def segment_reduce(hidden: torch.Tensor, starts: torch.Tensor, reduce: str) -> torch.Tensor:
-    """`sum` or `max` over the rows of each request: [T, C], int64 [R + 1] -> [R, C]."""
+    """`sum` or `max` over the rows of each request: [T, C], int64 [R + 1] -> fp32 [R, C]."""
     lengths = starts[1:] - starts[:-1]
-    return torch.segment_reduce(hidden.contiguous(), reduce, lengths=lengths, axis=0, unsafe=True)
+    return torch.segment_reduce(hidden.float().contiguous(), reduce, lengths=lengths, axis=0, unsafe=True)

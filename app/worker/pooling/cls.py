@@ -12,7 +12,7 @@ class ClsPooling(Pooling):
 
     def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
         """First row of each request."""
-        return hidden[starts[:-1]]
+        return hidden[starts[:-1]].float()
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
         """The state of the first chunk, which has the first token."""

@@ -12,7 +12,7 @@ class LastPooling(Pooling):
 
     def of_step(self, hidden: torch.Tensor, starts: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
         """Last row of each request."""
-        return hidden[starts[1:] - 1]
+        return hidden[starts[1:] - 1].float()
 
     def merge(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
         """The state of the last chunk, which has the last token."""

@@ -46,7 +46,7 @@ class WeightedMeanPooling(MeanPooling):
         """Weighted sum over the rows of each request."""
         rows = torch.arange(len(hidden), device=hidden.device)
         places = rows + torch.repeat_interleave(firsts - starts[:-1], starts[1:] - starts[:-1])
-        return segment_reduce(hidden * (places + 1).unsqueeze(1), starts, "sum")
+        return segment_reduce(hidden.float() * (places + 1).unsqueeze(1), starts, "sum")
 
     def finish(self, vectors: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Divide the sums by those of the weights."""

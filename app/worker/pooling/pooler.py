@@ -8,7 +8,7 @@ scheduler lets it find nothing in the prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -22,6 +22,7 @@ from app.records.step import NewRequest
 from app.worker.pooling import POOLINGS
 from app.worker.pooling.heads import ClassifierHead, EmbeddingHead
 from app.worker.pooling.token_heads import TokenHeads
+from app.worker.rows.pending_step import PooledRows
 from app.worker.rows.worker_feature import WorkerFeature
 
 Int64Array = NDArray[np.int64]
@@ -47,6 +48,7 @@ class Pooler(WorkerFeature):
         heads = info.token_heads
         self._of_tokens = None if heads is None else TokenHeads(heads, device, dummy)
         self._params: dict[int, PoolingParams] = {}
+        self._asked: dict[int, PoolingParams] = {}  # row -> what the heads read of them
         self._vectors: dict[int, torch.Tensor] = {}  # row -> [C] of the chunks so far
         self._tokens: dict[int, list[torch.Tensor]] = {}  # row -> results of the tokens so far
 
@@ -56,26 +58,31 @@ class Pooler(WorkerFeature):
         assert params is not None, "a request without pooling parameters at a pooling model"
         self.leave(row)
         self._params[row] = params
+        # Where a second text begins is the embeddings' business.
+        self._asked[row] = params.model_copy(update={"second_text_at": None}) if params.second_text_at else params
 
     def leave(self, row: int) -> None:
         """The row was freed."""
         self._params.pop(row, None)
+        self._asked.pop(row, None)
         self._vectors.pop(row, None)
         self._tokens.pop(row, None)
 
     def compute(
-        self, rows: list[int], ends: list[bool], starts: Int64Array, lengths: Int64Array, hidden: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """Results fp32, in order, of the rows whose prompts end in this step.
+        self, rows: list[int], ends: NDArray[np.bool_], starts: Int64Array, lengths: Int64Array, hidden: torch.Tensor
+    ) -> PooledRows:
+        """Results of the rows whose prompts end in this step.
 
         `ends[i]` says so of rows[i], whose tokens are hidden[starts[i] : starts[i + 1]] of [T, C] and `lengths[i]` of
         its prompt by the end of the step.
         """
-        results: dict[int, torch.Tensor] = {}
-        whole = [i for i, row in enumerate(rows) if not self._params[row].is_of_tokens]
-        if whole:
-            results |= self._pool(rows, ends, whole, starts, lengths, hidden)
-        for i in sorted(set(range(len(rows))) - set(whole)):
+        places = np.cumsum(ends) - 1  # of each row among those that end
+        pooled = PooledRows(int(ends.sum()))
+        of_tokens = [i for i, row in enumerate(rows) if self._params[row].is_of_tokens]
+        if len(of_tokens) < len(rows):
+            whole = sorted(set(range(len(rows))).difference(of_tokens)) if of_tokens else [*range(len(rows))]
+            pooled.parts.extend(self._pool(rows, ends, places, whole, starts, lengths, hidden))
+        for i in of_tokens:
             row = rows[i]
             head = self._head(self._params[row])
             own = hidden[starts[i] : starts[i + 1]].float()
@@ -83,39 +90,36 @@ class Pooler(WorkerFeature):
                 part = head(own, self._params[row])
             self._tokens.setdefault(row, []).append(part)
             if ends[i]:
-                results[i] = torch.cat(self._tokens.pop(row))
-        return [results[i] for i in sorted(results)]
+                pooled.parts.append(([int(places[i])], torch.cat(self._tokens.pop(row)).unsqueeze(0)))
+        return pooled
 
     def _pool(
         self,
         rows: list[int],
-        ends: list[bool],
+        ends: NDArray[np.bool_],
+        places: Int64Array,
         whole: list[int],
         starts: Int64Array,
         lengths: Int64Array,
         hidden: torch.Tensor,
-    ) -> dict[int, torch.Tensor]:
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
         """One vector each, of the rows `whole`: those of the same parameters go through the head together."""
         firsts = lengths - np.diff(starts)
-        pooled = self._pooling.of_step(hidden.float(), to_device(starts, self._device), to_device(firsts, self._device))
+        vectors = self._pooling.of_step(hidden, to_device(starts, self._device), to_device(firsts, self._device))
         groups: dict[PoolingParams, list[int]] = {}
-        vectors: dict[int, torch.Tensor] = {}
         for i in whole:
             row = rows[i]
-            earlier = self._vectors.pop(row, None)
-            vector = pooled[i] if earlier is None else self._pooling.merge(earlier, pooled[i])
+            if (earlier := self._vectors.pop(row, None)) is not None:
+                vectors[i] = self._pooling.merge(earlier, vectors[i])
             if not ends[i]:
-                self._vectors[row] = vector.clone()  # not a view, which would keep the whole step's
+                self._vectors[row] = vectors[i].clone()  # not a view, which would keep the whole step's
                 continue
-            vectors[i] = vector
-            groups.setdefault(self._params[row].model_copy(update={"second_text_at": None}), []).append(i)
-        results: dict[int, torch.Tensor] = {}
+            groups.setdefault(self._asked[row], []).append(i)
         for params, members in groups.items():
+            own = vectors if len(members) == len(rows) else vectors[to_device(np.array(members), self._device)]
             counts = to_device(lengths[members].astype(np.float32), self._device)
-            stacked = self._pooling.finish(torch.stack([vectors[i] for i in members]), counts)
             with self._within([rows[i] for i in members]):
-                results |= zip(members, self._head(params)(stacked, params), strict=True)
-        return results
+                yield places[members].tolist(), self._head(params)(self._pooling.finish(own, counts), params)
 
     def _head(self, params: PoolingParams) -> Callable[[torch.Tensor, PoolingParams], torch.Tensor]:
         if self._of_tokens is not None and params.is_of_tokens:

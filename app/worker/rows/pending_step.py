@@ -31,6 +31,22 @@ class PromptPiece:
     tensors: LogprobTensors
 
 
+@dataclass(slots=True, frozen=True)
+class PooledRows:
+    """What was made of prompts, for some of the N rows that sample: one tensor for all that are alike."""
+
+    num_rows: int  # N
+    parts: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)  # rows n of the N, fp32 [n, ...]
+
+    def arrays(self) -> list[NDArray[np.float32] | None]:
+        """Each row's own, [N]; the tensors are on the host."""
+        found: list[NDArray[np.float32] | None] = [None] * self.num_rows
+        for rows, values in self.parts:
+            for row, value in zip(rows, values.numpy(), strict=True):
+                found[row] = value
+        return found
+
+
 @dataclass(slots=True)
 class StepResults:
     """Holds what a step computed, on the device. Kept until the copies are done, so that the memory is not reused.
@@ -44,7 +60,7 @@ class StepResults:
     logprob_counts: list[int] = field(default_factory=list)
     prompt_pieces: list[PromptPiece] = field(default_factory=list)
     token_figures: dict[str, torch.Tensor] = field(default_factory=dict)  # fp32 [N], or [L]; see ModelRunnerOutput
-    pooled: list[torch.Tensor | None] | None = None  # fp32, of the rows that sample; see ModelRunnerOutput
+    pooled: PooledRows | None = None  # of the rows that sample; see ModelRunnerOutput
     num_sampled: torch.Tensor | None = None  # int64 [N] tokens that each row gets; None: one
     num_logits: NDArray[np.int64] | None = None  # [N] of how many
     draft_indices: NDArray[np.int32] | None = None  # see ProposedDrafts
@@ -138,7 +154,7 @@ class PendingStep:
             prompt_logprobs=_prompt_logprobs(host),
             drafts=None if host.drafts is None else _drafts(host.draft_indices, host.drafts),
             step_time_s=self._clock.elapsed_s(),
-            pooled=None if host.pooled is None else [None if one is None else one.numpy() for one in host.pooled],
+            pooled=None if host.pooled is None else host.pooled.arrays(),
         )
 
 
@@ -188,7 +204,7 @@ def _to_host(results: StepResults, *, pins: bool) -> StepResults:
             for p in results.prompt_pieces
         ],
         {name: _copy(values, pins) for name, values in results.token_figures.items()},
-        None if results.pooled is None else [None if one is None else _copy(one, pins) for one in results.pooled],
+        None if results.pooled is None else _copy_pooled(results.pooled, pins),
         None if results.num_sampled is None else _copy(results.num_sampled, pins),
         results.num_logits,
         results.draft_indices,
@@ -198,6 +214,10 @@ def _to_host(results: StepResults, *, pins: bool) -> StepResults:
 
 def _copy(tensor: torch.Tensor, pins: bool) -> torch.Tensor:
     return torch.empty_like(tensor, device=HOST, pin_memory=pins).copy_(tensor, non_blocking=True)
+
+
+def _copy_pooled(pooled: PooledRows, pins: bool) -> PooledRows:
+    return PooledRows(pooled.num_rows, [(rows, _copy(values, pins)) for rows, values in pooled.parts])
 
 
 def _copy_logprobs(tensors: LogprobTensors, pins: bool) -> LogprobTensors:

@@ -71,6 +71,7 @@ class RowState:
         for request in step_message.new_requests:
             self._enter(request)
         if step_message.new_requests:
+            self._send_tokens(step_message.new_requests)
             self._send_counts([request.row for request in step_message.new_requests])
         for row, block_ids in step_message.new_blocks:
             self._append_blocks(row, block_ids)
@@ -95,8 +96,20 @@ class RowState:
         self.num_computed_tokens[row] = request.num_computed_tokens
         self.num_blocks[row] = 0
         self._append_blocks(row, request.block_ids)
-        ids = np.array(request.token_ids, dtype=np.int32)  # a copy: a step message that came by pickle may be read-only
-        self.token_ids[row, :tokens] = to_device(ids, self.device)
+
+    def _send_tokens(self, requests: list[NewRequest]) -> None:
+        """The tokens of requests that have entered their rows: one transfer, however many they are."""
+        if len(requests) == 1:
+            row, ids = requests[0].row, requests[0].token_ids
+            # A copy: a step message that came by pickle may be read-only.
+            self.token_ids[row, : len(ids)] = to_device(np.array(ids, dtype=np.int32), self.device)
+            return
+        ids = np.concatenate([request.token_ids for request in requests])
+        counts = np.array([len(request.token_ids) for request in requests])
+        firsts = np.array([request.row for request in requests]) * self.token_ids.shape[1]
+        places = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(ids))
+        device_places, device_ids = to_device(np.stack((places, ids)), self.device).unbind()
+        self.flat_token_ids[device_places] = device_ids.int()
 
     def _send_counts(self, rows: list[int]) -> None:
         """The counts of requests that have entered these rows."""
