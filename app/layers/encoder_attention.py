@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
-from app.kernels.attention.encoder import EncoderPlan, ScoreBias, encoder_attention, plan_encoder
-from app.kernels.gemm import Activations
+from app.kernels.attention.encoder import EncoderPlan, ScoreBias, plan_encoder
+from app.kernels.gemm import Normed
 from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerCacheSpec
@@ -58,7 +58,7 @@ class EncoderAttention(AttentionLayer):
         return EncoderPlan
 
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:
-        """Plan a step: texts in groups of similar length."""
+        """Plan a step over its texts."""
         assert meta.host_starts is not None, "an encoder's step is not over static tensors"
         meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device)
 
@@ -70,7 +70,7 @@ class EncoderAttention(AttentionLayer):
         """Returns what is added to the scores; None: nothing."""
         return None if self._bias_of_step is None else self._bias_of_step(ctx)
 
-    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         plan = ctx.attention[self.layer_index].plan
         assert isinstance(plan, EncoderPlan)
@@ -87,5 +87,5 @@ class EncoderAttention(AttentionLayer):
             query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
         bias = self.score_bias(ctx)
         seen = ctx.inputs.get("seen")
-        attended = encoder_attention(query, key, value, plan, self.scale, self.window, bias, seen)
+        attended = plan.attend(query, key, value, self.scale, self.window, bias, seen)
         return self.o_proj(attended.reshape(len(attended), -1), epilogue)  # type: ignore[no-any-return]

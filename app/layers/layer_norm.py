@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Inputs, LinearOps, Normed, WeightT, materialize
 from app.layers.context import BuildContext
 from app.layers.norm import Norm
@@ -23,10 +24,25 @@ class LayerNorm(Norm):
         self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.size = (size,)
         self.eps, self.may_defer = eps, may_defer
+        self._add_norm = ctx.kernels(FUSED_OPS).add_layer_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
         return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of x + residual [T, C]; one kernel on a GPU."""
+        return self._add_norm(x, residual, self.weight, self.bias, self.eps, keeps_sum=False)[0]
+
+    def after_add(
+        self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
+    ) -> tuple[Normed, torch.Tensor]:
+        """The norm of x + residual, and the sum; one kernel on a GPU."""
+        if first is not None:
+            return super().after_add(x, residual, first)
+        normed, total = self._add_norm(x, residual, self.weight, self.bias, self.eps, keeps_sum=True)
+        assert total is not None, "a sum that was to be kept"
+        return normed, total
 
     def after_product(
         self,

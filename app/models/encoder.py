@@ -123,8 +123,8 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]."""
-        x = self.attention_norm(x + self.attention(x, PLAIN, ctx))
-        return self.output_norm(x + self.mlp(x, PLAIN, ctx))  # type: ignore[no-any-return]
+        x = self.attention_norm.of_sum(self.attention(x, PLAIN, ctx), x)
+        return self.output_norm.of_sum(self.mlp(x, PLAIN, ctx), x)
 
 
 class Encoder(nn.Module):

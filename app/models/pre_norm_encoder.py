@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from app.kernels.gemm import Normed, materialize
 from app.layers.context import ForwardContext
 from app.layers.encoder_attention import EncoderAttention
-from app.layers.epilogue import PLAIN
+from app.layers.epilogue import AddNorm
 from app.layers.mlp import GatedMLP
 from app.layers.norm import Norm
 from app.layers.plain_mlp import PlainMLP
@@ -27,11 +28,13 @@ class PreNormEncoderLayer(nn.Module):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[T, C] -> [T, C]."""
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        x = x + self.attention(normed, PLAIN, ctx)
-        return x + self.mlp(self.mlp_norm(x), PLAIN)  # type: ignore[no-any-return]
+    def forward(
+        self, normed: Normed, x: torch.Tensor, after: Norm | None, ctx: ForwardContext
+    ) -> tuple[Normed, torch.Tensor]:
+        """x [T, C] and its norm -> what the norm `after` the layer gives, and the layer's output, [T, C] each. Each sum
+        is made together with the norm that reads it."""
+        normed, x = self.attention(normed, AddNorm(x, self.mlp_norm), ctx)
+        return self.mlp(normed, AddNorm(x, after))  # type: ignore[no-any-return]
 
 
 class PreNormEncoder(nn.Module):
@@ -48,12 +51,15 @@ class PreNormEncoder(nn.Module):
         super().__init__()
         self.word_embeddings, self.embedding_norm = word_embeddings, embedding_norm
         self.layers, self.final_norm, self.shared = nn.ModuleList(layers), final_norm, shared
+        self._following = (*(layer.attention_norm for layer in layers[1:]), final_norm)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""
         x = self.word_embeddings(input_ids)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        for layer in self.layers:
-            x = layer(x, ctx)
-        return self.final_norm(x)  # type: ignore[no-any-return]
+        first = self.layers[0].attention_norm
+        normed: Normed = x if first is None else first(x)
+        for layer, after in zip(self.layers, self._following, strict=True):
+            normed, x = layer(normed, x, after, ctx)
+        return materialize(normed)

@@ -42,6 +42,7 @@ from app.kernels.attention import (
     AttentionOptions,
     HeadBias,
     gluon_prefill,
+    triton_encoder,
     triton_fixed,
     triton_prefill,
     triton_tile_fp8,
@@ -107,7 +108,7 @@ NARROW_ACCESS = re.compile(r"(?:ld|st)\.global\.b16")
 NARROW_COPY = re.compile(r"cp\.async\.ca\.shared\.global [^,]+,[^,]+, 0x[48],")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.int8: "i8", torch.bool: "i1", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 ALIGNED = [["tt.divisibility", 16]]
 kernels: dict[tuple[Any, ...], tuple[ASTSource, dict[str, Any], bool | None]] = {}
@@ -338,6 +339,8 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     num_heads, num_kv_heads, head_dim = heads
     x, weight = torch.zeros(4, hidden, dtype=dtype), torch.zeros(max(hidden, head_dim), dtype=dtype)
     triton_ops.add_rms_norm(x, x, weight, 1e-6)
+    for keeps_sum, bias in ((True, None), (True, weight), (False, weight)):
+        triton_ops.add_layer_norm(x, x, weight, bias, 1e-5, keeps_sum=keeps_sum)
     triton_ops.add_rms_norm(x, x, weight.float(), 1e-6, weight.float())
     triton_ops.add_rms_norm(x, x, None, 1e-6, weight)
     for activation in get_args(GatedActivation):
@@ -400,6 +403,16 @@ def attention(
                 for bias in (None, HeadBias(sinks=torch.zeros(num_heads))):
                     options = AttentionOptions(0.1, window, bias=bias)
                     gluon_prefill.prefill(query, cache, meta, query, options)
+
+
+def encoder(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    """Attention of encoders, over heads as they lie side by side in a product."""
+    num_heads, num_kv_heads, head_dim = heads
+    parts = (num_heads, num_kv_heads, num_kv_heads)
+    query, key, value = torch.zeros(40, sum(parts), head_dim, dtype=dtype).split(parts, 1)
+    tiles, seen = torch.zeros(3, 3, dtype=torch.int32), torch.zeros(40, dtype=torch.bool)
+    for window, shown in ((None, None), (65, None), (None, seen)):
+        triton_encoder.launch(query, key, value, torch.empty_like(query), tiles, 0.1, window, shown)
 
 
 def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:
@@ -511,6 +524,13 @@ def all_calls() -> list[Callable[[], None]]:
             partial(attention, dtype, llama, 16),
             partial(attention, dtype, llama, 16, KV_FP8),
         ]
+    calls += [
+        partial(encoder, torch.bfloat16, (12, 12, 64)),
+        partial(encoder, torch.bfloat16, (16, 8, 128)),
+        partial(encoder, torch.float16, (16, 16, 80)),
+        partial(encoder, torch.float32, (12, 12, 64)),
+        partial(encoder, torch.bfloat16, (3, 1, 256)),
+    ]
     sinks = HeadBias(torch.zeros(32), torch.zeros(32))
     return [
         *calls,

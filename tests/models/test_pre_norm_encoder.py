@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from app.models.pre_norm_encoder import PreNormEncoderLayer
+from app.layers.norm import Norm
+from app.models.pre_norm_encoder import PreNormEncoder, PreNormEncoderLayer
 
 
 class Scaled(nn.Module):
@@ -15,13 +17,30 @@ class Scaled(nn.Module):
         super().__init__()
         self.factor = factor
 
-    def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, epilogue: Any, ctx: Any = None) -> Any:
+        return epilogue.after(x * self.factor)
+
+
+class ScaledNorm(Norm):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.factor
 
 
-def test_blocks_read_normed_inputs() -> None:
-    parts: list[Any] = [Scaled(factor) for factor in (2.0, 3.0, 5.0, 7.0)]
-    x = torch.ones(2, 4)
+@pytest.mark.parametrize("first", [2.0, None])
+def test_blocks_read_normed_inputs(first: float | None) -> None:
+    embedding: Any = nn.Embedding.from_pretrained(torch.ones(3, 4))
     ctx: Any = None
-    assert torch.equal(PreNormEncoderLayer(*parts)(x, ctx), (x + 6) + 35 * (x + 6))
-    assert torch.equal(PreNormEncoderLayer(None, *parts[1:])(x, ctx), (x + 3) + 35 * (x + 3))
+    layers: list[Any] = [
+        PreNormEncoderLayer(norm, Scaled(3.0), ScaledNorm(5.0), Scaled(7.0))  # type: ignore[arg-type]
+        for norm in (None if first is None else ScaledNorm(first), ScaledNorm(2.0))
+    ]
+    found = PreNormEncoder(embedding, None, layers, ScaledNorm(11.0))(torch.tensor([0, 2]), ctx)
+    x = 1.0
+    for factor in (first or 1.0, 2.0):
+        x += 3 * factor * x
+        x += 7 * 5 * x
+    assert torch.equal(found, torch.full((2, 4), 11 * x))

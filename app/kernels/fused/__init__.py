@@ -46,6 +46,37 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    keeps_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """PyTorch's own of the sum."""
+    total = x + residual
+    return F.layer_norm(total, weight.shape, weight, bias, eps), total if keeps_sum else None
+
+
+class AddLayerNorm(Protocol):
+    """The residual stream between two blocks whose norms are layer norms."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        *,
+        keeps_sum: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x, residual [T, C], weight and bias [C] -> (layer_norm(s) * weight + bias, s), s = x + residual, rounded;
+        without `keeps_sum` None in its place."""
+
+
 class AddRMSNorm(Protocol):
     """The residual stream between two blocks."""
 
@@ -97,6 +128,7 @@ class FusedOps:
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
     # (x [..., C], weight [C], eps) -> x / rms(x) * weight
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    add_layer_norm: AddLayerNorm = add_layer_norm
 
 
 FUSED_OPS: KernelTable[FusedOps] = KernelTable(

@@ -86,6 +86,55 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @quick_launch
 @triton.jit
+def add_layer_norm_kernel(
+    p_x, p_residual, p_weight, p_bias, p_out, p_total, stride_x, stride_residual, eps,
+    C: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one token's row."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    i_t = tl.program_id(0).to(tl.int64)
+    o_c = tl.arange(0, BC)
+    m = o_c < C
+    b_x = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
+    b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
+    b_rounded = (b_x + b_residual).to(p_out.dtype.element_ty)
+    if p_total is not None:
+        tl.store(p_total + i_t * C + o_c, b_rounded, mask=m)
+    b_total = b_rounded.to(tl.float32)  # the norm is that of what is stored
+    b_apart = tl.where(m, b_total - tl.sum(b_total, 0) / C, 0.0)
+    b_out = b_apart * tl.rsqrt(tl.sum(b_apart * b_apart, 0) / C + eps)
+    b_out *= tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
+    if p_bias is not None:
+        b_out += tl.load(p_bias + o_c, mask=m, other=0.0).to(tl.float32)
+    tl.store(p_out + i_t * C + o_c, b_out.to(p_out.dtype.element_ty), mask=m)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    keeps_sum: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See AddLayerNorm."""
+    num_tokens, size = residual.shape
+    assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
+    total = torch.empty_like(out) if keeps_sum else None
+    if num_tokens > 0:
+        padded = next_power_of_2(size)
+        add_layer_norm_kernel[(num_tokens,)](
+            x, residual, weight, bias, out, total, x.stride(0), residual.stride(0), eps, C=size, BC=padded,
+            num_warps=min(max(padded // 512, 1), 16), **early_launch(x.device),
+        )  # fmt: skip
+    return out, total
+
+
+@quick_launch
+@triton.jit
 def rotate_and_write_kernel(
     p_heads, p_cos, p_sin, p_query_weight, p_key_weight, p_cache, p_scales, p_slots, p_out, eps,
     stride_heads_token, stride_heads_head, stride_angle, stride_block, stride_value, stride_head, stride_slot,
@@ -208,5 +257,6 @@ OPS = FusedOps(
     rotate_and_write=rotate_and_write,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
+    add_layer_norm=add_layer_norm,
 )
 EXACT_OPS = replace(OPS, rms_norm=rms_norm)  # all of these treat a row as if it were alone; PyTorch's does not say so

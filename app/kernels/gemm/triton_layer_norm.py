@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused import GatedActivation
-from app.kernels.fused.triton_ops import activate
+from app.kernels.fused.triton_ops import activate, add_layer_norm
 from app.kernels.gemm import DeferredLayerNorm, GatedRows, LayerNormOps, materialize, triton_small
 from app.kernels.gemm.triton_small import (
     SmallTile,
@@ -209,8 +209,10 @@ def linear_add_norm(
     rows = materialize(x)
     tile, columns = added_tile(rows, weight), len(weight)
     if tile is None:
-        total = F.linear(rows, weight, bias) + residual
-        return F.layer_norm(total, norm_weight.shape, norm_weight, norm_bias, eps), total
+        y = F.linear(rows, weight, bias)
+        normed, sum_of_both = add_layer_norm(y, residual, norm_weight, norm_bias, eps, keeps_sum=True)
+        assert sum_of_both is not None, "a sum that was to be kept"
+        return normed, sum_of_both
     is_deferred = may_defer and columns % _LEAST_DEPTH == 0
     moments, total = linear_add_moments(rows, weight, bias, residual, tile, is_deferred)
     if moments is None:

@@ -15,7 +15,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule
 from app.errors import CheckpointError
-from app.kernels.attention.encoder import encoder_attention, plan_encoder
+from app.kernels.attention.encoder import plan_encoder
 from app.kernels.fused.reference import rotate
 from app.layers.activation import activation
 from app.layers.context import BuildContext
@@ -93,7 +93,7 @@ class Gemma4Block(Layer):
         query, key, value = (project(x).view(shape) for project in (self.q_proj, self.k_proj, self.v_proj))
         query, key = _rotated(self.q_norm(query), span), _rotated(self.k_norm(key), span)
         value = F.rms_norm(value, (self.head_dim,), None, self.eps)
-        return self.o_proj(encoder_attention(query, key, value, span.plan, 1.0).flatten(1))  # type: ignore[no-any-return]
+        return self.o_proj(span.plan.attend(query, key, value, 1.0).flatten(1))  # type: ignore[no-any-return]
 
 
 def _rotated(heads: torch.Tensor, span: Span) -> torch.Tensor:

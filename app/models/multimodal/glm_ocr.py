@@ -14,7 +14,6 @@ from torch import nn
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import is_behind_last_layer
-from app.kernels.attention.encoder import encoder_attention
 from app.kernels.fused.reference import rotate
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
@@ -53,7 +52,7 @@ class GlmAttention(Layer):
         assert span.sin is not None
         query, key, value = self.qkv(x).view(len(x), 3, self.num_heads, self.head_dim).unbind(1)
         query, key = (rotate(norm(one), span.cos, span.sin) for norm, one in ((self.q_norm, query), (self.k_norm, key)))
-        out = encoder_attention(query, key, value, span.plan, self.head_dim**-0.5)
+        out = span.plan.attend(query, key, value, self.head_dim**-0.5)
         return self.proj(out.flatten(1))  # type: ignore[no-any-return]
 
 

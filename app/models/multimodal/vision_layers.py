@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from app.kernels.attention.encoder import EncoderPlan, encoder_attention
+from app.kernels.attention.encoder import EncoderPlan
 from app.kernels.fused.reference import rotate
 from app.layers.activation import activation
 from app.layers.context import BuildContext
@@ -71,7 +71,7 @@ class VisionAttention(Layer):
         query, key, value = (self._heads(y) for y in self.project(x))
         if span.cos is not None and span.sin is not None:
             query, key = rotate(query, span.cos, span.sin), rotate(key, span.cos, span.sin)
-        out = encoder_attention(query, key, value, span.plan, self.head_dim**-0.5)
+        out = span.plan.attend(query, key, value, self.head_dim**-0.5)
         return self.o_proj(out.reshape(len(out), -1))  # type: ignore[no-any-return]
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,7 +99,7 @@ class FusedAttention(Layer):
         if span.cos is not None and span.sin is not None:
             turned = self._turned.of(heads, span.cos, span.sin)
         query, key = turned.split(self.num_heads, 1)
-        out = encoder_attention(query, key, value, span.plan, self.head_dim**-0.5)
+        out = span.plan.attend(query, key, value, self.head_dim**-0.5)
         return self.proj(out.reshape(len(out), -1))  # type: ignore[no-any-return]
 
 

@@ -50,6 +50,27 @@ def test_add_rms_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: 
     close(normed, truth, dtype)
 
 
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), [(0, 64), (1, 16), (5, 112), (3, 1030)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_add_layer_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int, has_bias: bool) -> None:
+    x = randn(num_tokens, size + 8, dtype=dtype)[:, :size]  # rows with a gap between them
+    residual, weight = randn(num_tokens, size, dtype=dtype, seed=1) * 5 + 3, randn(size, dtype=dtype, seed=2)
+    bias = randn(size, dtype=dtype, seed=3) if has_bias else None
+    kept = x.clone(), residual.clone()
+    normed, total = ops.add_layer_norm(x, residual, weight, bias, 1e-5, keeps_sum=True)
+    alone, nothing = ops.add_layer_norm(x, residual, weight, bias, 1e-5, keeps_sum=False)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(residual, kept[1])
+    assert total is not None
+    assert torch.equal(total, x + residual)
+    assert nothing is None
+    assert torch.equal(alone, normed)
+    wide = None if bias is None else bias.double()
+    close(normed, torch.nn.functional.layer_norm(total.double(), (size,), weight.double(), wide, 1e-5), dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 768), (1, 3, 64), (16, 768), (17, 768)])
 def test_a_norm_rounds_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
