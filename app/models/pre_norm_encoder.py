@@ -51,15 +51,15 @@ class PreNormEncoder(nn.Module):
         super().__init__()
         self.word_embeddings, self.embedding_norm = word_embeddings, embedding_norm
         self.layers, self.final_norm, self.shared = nn.ModuleList(layers), final_norm, shared
-        self._following = (*(layer.attention_norm for layer in layers[1:]), final_norm)
+        self._norms: tuple[Norm | None, ...] = (*(layer.attention_norm for layer in layers), final_norm)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""
         x = self.word_embeddings(input_ids)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        first = self.layers[0].attention_norm
+        first, *following = self._norms
         normed: Normed = x if first is None else first(x)
-        for layer, after in zip(self.layers, self._following, strict=True):
+        for layer, after in zip(self.layers, following, strict=True):
             normed, x = layer(normed, x, after, ctx)
         return materialize(normed)
