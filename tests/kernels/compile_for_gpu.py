@@ -47,6 +47,7 @@ from app.kernels.attention import (
     triton_prefill,
     triton_tile_fp8,
 )
+from app.kernels.attention.triton_encoder import Sight
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -412,7 +413,7 @@ def encoder(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     query, key, value = torch.zeros(40, sum(parts), head_dim, dtype=dtype).split(parts, 1)
     tiles, seen = torch.zeros(3, 3, dtype=torch.int32), torch.zeros(40, dtype=torch.bool)
     for window, shown in ((None, None), (65, None), (None, seen)):
-        triton_encoder.launch(query, key, value, torch.empty_like(query), tiles, 0.1, window, shown)
+        triton_encoder.launch(query, key, value, torch.empty_like(query), tiles, Sight(0.1, window, shown))
 
 
 def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:

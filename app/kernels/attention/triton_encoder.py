@@ -29,12 +29,21 @@ _LARGE_TILE_BYTES = 99 << 10  # of shared memory: what the largest tiles need
 
 @dataclass(slots=True, frozen=True)
 class EncoderTile:
-    """How a tile of `rows` tokens meets `keys` of them at a time, and launch options."""
+    """Tile sizes and launch options: `rows` tokens meet `keys` of them at a time."""
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+
+
+@dataclass(slots=True, frozen=True)
+class Sight:
+    """Says which keys a token sees, and how its scores are scaled."""
+
+    scale: float
+    window: int | None = None  # fewer places away, on both sides
+    seen: torch.Tensor | None = None  # bool [T]: tokens without it are no keys
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10) -> EncoderTile:
@@ -180,7 +189,7 @@ class TilePlan(EncoderPlan):
             self._groups = self._groups or GroupPlan(self._starts, self._device)
             return self._groups.attend(query, key, value, scale, window, bias, seen)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        launch(query, key, value, out, self.tiles, scale, window, seen)
+        launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
         return out
 
 
@@ -190,9 +199,7 @@ def launch(
     value: torch.Tensor,
     out: torch.Tensor,
     tiles: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    seen: torch.Tensor | None = None,
+    sight: Sight,
     tile: EncoderTile | None = None,
 ) -> None:
     """Write out [T, H, D] for the texts that `tiles` lists."""
@@ -202,9 +209,9 @@ def launch(
     if not len(tiles):
         return
     encoder_kernel[(len(tiles), num_heads)](
-        query, key, value, seen, out, tiles, scale, window or 0,
+        query, key, value, sight.seen, out, tiles, sight.scale, sight.window or 0,
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *out.stride()[:2],
         G=num_heads // key.shape[1], D=head_dim, BM=tile.rows, BN=tile.keys, BD=max(16, next_power_of_2(head_dim)),
-        USE_WINDOW=window is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        USE_WINDOW=sight.window is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -33,7 +33,7 @@ class PromptPiece:
 
 @dataclass(slots=True, frozen=True)
 class PooledRows:
-    """What was made of prompts, for some of the N rows that sample: one tensor for all that are alike."""
+    """Holds what was made of prompts, for some of the N rows that sample: one tensor for all that are alike."""
 
     num_rows: int  # N
     parts: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)  # rows n of the N, fp32 [n, ...]
