@@ -16,7 +16,7 @@ import yaml
 
 from app.cli.options import Option, options_of
 from app.config.admission import AdmissionConfig
-from app.config.engine import EngineConfig
+from app.config.engine import MEANT_NULLS, EngineConfig
 from app.config.ingress import IngressConfig
 from app.config.model import ModelConfig
 from app.config.router import RouterConfig
@@ -79,10 +79,14 @@ class Configuration:
         return dict(runtime_env.get("env_vars") or {})
 
     def effective(self) -> dict[str, Any]:
-        """The document with every option of Manta written out."""
+        """The document with every option of Manta written out, but for those whose null says something else than
+        nothing does."""
         document = copy.deepcopy(self.document)
         for index, config in self.applications.items():
-            document["applications"][index]["args"] = config.model_dump(mode="json")
+            document["applications"][index]["args"] = args = config.model_dump(mode="json")
+            for model, written in zip(config.models, args["models"], strict=True):
+                for name in MEANT_NULLS - model.engine.model_fields_set:
+                    del written["engine"][name]
         return document
 
 

@@ -34,6 +34,9 @@ def without_twins(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+MEANT_NULLS = frozenset({"speculative_config"})  # options that null turns off, and leaving them out may not
+
+
 class EngineConfig(Frozen):
     """One engine: a model, its KV cache, its scheduler and the workers that run it."""
 

@@ -18,6 +18,7 @@ from app.checkpoints.model_revision import model_revision
 from app.config.engine import EngineConfig
 from app.engine.adapter_book import AdapterBook
 from app.engine.adapter_loads import AdapterLoads
+from app.engine.default_drafter import start_workers
 from app.engine.executor.base import Executor
 from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
@@ -59,8 +60,11 @@ class EngineCore:
         *,
         recorder: StatsRecorder | None = None,
         kv_event_sink: KVEventSink | None = None,
+        given: EngineConfig | None = None,
     ) -> None:
+        """`given`: the options without a drafter that nobody asked for; None: there is none."""
         self.config = config
+        self._given = given or config
         self.info = info
         self.executor = executor
         self._block_hash_key = block_hash_key
@@ -89,7 +93,7 @@ class EngineCore:
         check_parallel_sizes(self.config, self.info)
         pooling = pooling_info(self.config, self.info)
         budget = step_budget(self.config, self.info, max_model_len)
-        worker_info = self.executor.start()
+        self.executor, self.config, worker_info = start_workers(self.executor, self.config, self._given)
         self._num_deferred = worker_info.num_deferred
         kv = create_manager(
             worker_info,

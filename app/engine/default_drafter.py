@@ -1,7 +1,8 @@
 """Decides whether a model drafts for itself where nobody said anything of drafts.
 
-A checkpoint with a layer for multi-token prediction (DeepSeek-V3, GLM-4.5) does: tokens stay what they are, and the
-number of drafts follows what they cost, none of them included. `speculative_config`, a null too, is the user's word.
+A checkpoint with a layer for multi-token prediction (DeepSeek-V3, GLM-4.5, Qwen 3.5) does: tokens stay what they are,
+and the number of drafts follows what they cost, none of them included. `speculative_config`, a null too, is the user's
+word. A start that the layer is in the way of, by its memory or its tensors, goes on without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.mtp_layer import missing_of_mtp, promises_mtp
 from app.config.engine import EngineConfig
 from app.config.speculative import SpeculativeConfig
+from app.engine.executor import create_executor
+from app.engine.executor.base import Executor
+from app.errors import CheckpointError, ConfigError
+from app.records.worker_info import WorkerInfo
 
 logger = logging.getLogger("manta.engine")
 
@@ -28,6 +33,23 @@ def with_default_drafter(config: EngineConfig, info: ModelInfo) -> EngineConfig:
         "speculative_config: method mtp, by the model's own layer for multi-token prediction; null turns it off"
     )
     return config.model_copy(update={"speculative_config": SpeculativeConfig(method="mtp")})
+
+
+def start_workers(
+    executor: Executor, config: EngineConfig, without: EngineConfig
+) -> tuple[Executor, EngineConfig, WorkerInfo]:
+    """Start the executor of `config`; where that fails and nobody asked for its drafter, another one's of the options
+    that were given. Returns what runs."""
+    try:
+        return executor, config, executor.start()
+    except (CheckpointError, ConfigError) as error:
+        if config.speculative_config == without.speculative_config:
+            raise
+        reason = str(error)
+    logger.warning("speculative_config: the start goes on without the model's own drafter: %s", reason)
+    executor.shutdown()
+    executor = create_executor(without)
+    return executor, without, executor.start()
 
 
 def _obstacle(config: EngineConfig, info: ModelInfo) -> str | None:

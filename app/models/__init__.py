@@ -89,6 +89,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "LongcatFlashForCausalLM": "app.models.families.longcat_flash:LongcatFlashForCausalLM",
         "HunYuanDenseV1ForCausalLM": "app.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM": "app.models.families.hunyuan:HunYuanMoEV1ForCausalLM",
+        "MiMoForCausalLM": "app.models.families.mimo:MiMoForCausalLM",
         "MPTForCausalLM": "app.models.families.mpt:MptForCausalLM",
         "Mamba2ForCausalLM": "app.models.families.mamba:Mamba2ForCausalLM",
         "MambaForCausalLM": "app.models.families.mamba:MambaForCausalLM",

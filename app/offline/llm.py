@@ -66,14 +66,14 @@ class LLM:
     def __init__(self, model: str = "tiny-chat", *, chat_template: str | None = None, **options: Any) -> None:
         several = options.get("tensor_parallel_size", 1) != 1 or options.get("pipeline_parallel_size", 1) != 1
         executor = "local_processes" if several else "in_process"
-        self.config = _config({"model": model, "executor": executor, **options})
-        info = check_model(self.config)
-        self.config = with_default_drafter(self.config, info)
+        given = _config({"model": model, "executor": executor, **options})
+        info = check_model(given)
+        self.config = with_default_drafter(given, info)
         directory = tokenizer_directory(self.config, info)
         self.tokenizer = Tokenizer.from_directory(directory)
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         key = secrets.token_bytes(32)
-        self._core = EngineCore(self.config, info, create_executor(self.config), key)
+        self._core = EngineCore(self.config, info, create_executor(self.config), key, given=given)
         self._reader = MediaReader(MediaConfig(), key)
         self._is_updating = False
         self._num_updates = 0
@@ -82,6 +82,7 @@ class LLM:
         except BaseException:
             self._core.shutdown()
             raise
+        self.config = self._core.config
         bounds = self._core.bounds
         self._model = ServedModel(
             *(str(model), info, self.tokenizer, self._chat_template, bounds.max_model_len, bounds.max_kv_tokens),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.mtp_layer import missing_of_mtp, promises_mtp
+from app.checkpoints.mtp_layer import FULL, missing_of_mtp, promises_mtp, with_layer_behind
 
 LAYER = ("self_attn.q_proj.weight", "mlp.experts.0.up_proj.weight", "mlp.experts.0.up_proj.weight_scale_inv")
 OWN = ("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight", "embed_tokens.weight")
@@ -45,9 +45,31 @@ def test_an_index_tells_what_is_there_before_weights_are(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", [*LAYER, *OWN[:-1]])
 def test_what_lacks_is_named(tmp_path: Path, name: str) -> None:
     """A layer that other layers were quantized beside lacks their scales."""
-    gone = f"model.layers.2.{name}"
-    write_index(tmp_path, [each for each in NAMES if each != gone])
-    assert gone.removesuffix(".weight") in str(missing(tmp_path))
+    write_index(tmp_path, [each for each in NAMES if each != f"model.layers.2.{name}"])
+    assert name.removesuffix(".weight").removeprefix("shared_head.") in str(missing(tmp_path))
+
+
+def test_each_family_has_its_own_names(tmp_path: Path) -> None:
+    """Those of Qwen 3.5 as published, under a model that also sees; the layer is like the last one that attends."""
+    hf = {"architectures": ["Qwen3_5ForConditionalGeneration"], "num_hidden_layers": 2, "mtp_num_hidden_layers": 1}
+    info = ModelInfo(tmp_path, {**hf, "layer_types": ["linear_attention", FULL]}, {})
+    held = ["fc.weight", "norm.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"]
+    names = [f"mtp.{name}" for name in held] + [f"mtp.layers.0.{name}" for name in LAYER[:2]]
+    names += [f"model.language_model.layers.{layer}.{name}" for layer in (0, 1) for name in LAYER[:2]]
+    write_index(tmp_path, names)
+    assert promises_mtp(info)
+    assert missing_of_mtp(info, "auto") is None
+    write_index(tmp_path, [name for name in names if "mtp.layers.0.self_attn" not in name])
+    assert "self_attn.q_proj" in str(missing_of_mtp(info, "auto"))
+    longer = with_layer_behind(info)
+    assert (longer.num_layers, longer.hf_config["layer_types"]) == (3, [FULL] * 3)
+
+
+def test_config_json_of_qwen3_next_need_not_promise_it(tmp_path: Path) -> None:
+    info = ModelInfo(tmp_path, {"architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 2}, {})
+    assert promises_mtp(info)
+    write_index(tmp_path, [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in LAYER])
+    assert "no tensor of it for self_attn.q_proj" in str(missing_of_mtp(info, "auto"))
 
 
 def test_a_file_tells_by_its_header(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from app.cli.configuration import resolve
+from app.config.serve import ServeConfig
 from app.deployments.autoscaling import POLICY_FUNCTION
 from benchmarks.serve_process import ROOT
 from tests.cli.conftest import Manta
@@ -49,6 +50,17 @@ def test_file_and_options(manta: Manta) -> None:
             None,
         ).effective()
     )
+
+
+def test_drafts_that_nobody_asked_for_stay_possible() -> None:
+    """A null would turn a model's own drafter off, read back."""
+    for given, wanted in (
+        ({}, set()),
+        ({("models", "0", "engine", "speculative_config"): None}, {"speculative_config"}),
+    ):
+        args = resolve("tiny-chat", given, None, None).effective()["applications"][0]["args"]
+        (model,) = ServeConfig(**args).models
+        assert model.engine.model_fields_set & {"speculative_config"} == wanted
 
 
 def test_replicas_by_the_load_bring_the_policy_of_the_application() -> None:

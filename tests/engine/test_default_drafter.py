@@ -16,6 +16,7 @@ from app.config.media import MediaConfig
 from app.config.speculative import SpeculativeConfig
 from app.deployments.replica.engine_factory import create_engine
 from app.engine.default_drafter import with_default_drafter
+from app.errors import ConfigError
 from app.offline.llm import LLM
 from app.offline.metrics import Counter
 from app.records.sampling_params import SamplingParams
@@ -89,7 +90,34 @@ def test_a_checkpoint_that_lost_the_layer_serves_as_before(
     kept = {name: each for name, each in load_file(tmp_path / "model.safetensors").items() if "eh_proj" not in name}
     save_file(kept, tmp_path / "model.safetensors")
     assert chosen(tmp_path).speculative_config is None
-    assert "the checkpoint has no model.layers.2.eh_proj" in caplog.text
+    assert "the checkpoint has no tensor of it for eh_proj" in caplog.text
+
+
+def test_a_start_that_has_no_room_for_it_goes_on_without(
+    checkpoint: tuple[Path, PreTrainedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocks of two layers' keys and values fit, those of three do not; whoever asks for it hears so."""
+    sizes = {**SIZES, "num_blocks": None, "kv_cache_memory_bytes": 60_000, "tokenizer": TOKENIZER}
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        LLM(str(checkpoint[0]), **sizes, speculative_config={"method": "mtp"})
+    with LLM(str(checkpoint[0]), **sizes) as llm:
+        assert llm.config.speculative_config is None
+        assert llm.worker_info.num_draft_tokens == 0
+        (answer,) = llm.generate([{"prompt_token_ids": PROMPT}], SamplingParams(temperature=0.0, max_tokens=9))
+    assert answer.outputs[0].token_ids == hf_greedy(checkpoint[1], PROMPT, 9)
+    assert "goes on without the model's own drafter: the KV cache can have" in caplog.text
+
+
+def test_a_layer_of_other_shapes_is_left_out(
+    checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(checkpoint[0], tmp_path, dirs_exist_ok=True)
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["model.layers.2.eh_proj.weight"] = stored["model.layers.2.eh_proj.weight"][:, 1:].contiguous()
+    save_file(stored, tmp_path / "model.safetensors")
+    with LLM(str(tmp_path), tokenizer=TOKENIZER, **SIZES) as llm:
+        assert llm.config.speculative_config is None
+    assert "eh_proj" in caplog.text
 
 
 def test_a_model_without_such_a_layer_has_none(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,8 +41,8 @@ class LocalEngine:
         model = load_served_model(served, self._reader)
         self.models = dict.fromkeys((name, *aliases), model)
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[EngineOutput]]] = {}
-        config = with_default_drafter(config, model.info)
-        core = EngineCore(config, model.info, create_executor(config), key)
+        drafting = with_default_drafter(config, model.info)
+        core = EngineCore(drafting, model.info, create_executor(drafting), key, given=config)
         self.engine = AsyncEngine(core, self._deliver, lambda error: None)
         self.engine.start()
         model.max_kv_tokens = core.bounds.max_kv_tokens

@@ -84,8 +84,10 @@ def create_engine(
     from app.models.model_check import check_model
 
     info = check_model(config)
-    config = with_default_drafter(config, info)
-    executor = create_executor(config)
-    core = EngineCore(config, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink)
+    drafting = with_default_drafter(config, info)
+    executor = create_executor(drafting)
+    core = EngineCore(
+        drafting, info, executor, block_hash_key, recorder=recorder, kv_event_sink=kv_event_sink, given=config
+    )
     engine: ReplicaEngine = AsyncEngine(core, on_outputs, on_fatal, warm_grammars=True)
     return engine

@@ -78,30 +78,33 @@ class Qwen3NextForCausalLM(CausalLM):
         own = text_name(name)
         if own is None or own.startswith("mtp."):
             return []
-        own = renamed(own, _NAMES)
-        parts = stacked_parts(own, tensor)
-        return self._split(own, tensor) if parts is None else parts
+        found = re.fullmatch(r"(.*\.)(in_proj_qkvz|in_proj_qkv|in_proj_ba)(\..*)", renamed(own, _NAMES))
+        return self.tensors(self.decoder_settings, own, tensor) if found is None else self._split(found, tensor)
 
-    def _split(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        found = re.fullmatch(r"(.*\.)(q_proj|in_proj_qkvz|in_proj_qkv|in_proj_ba)(\..*)", name)
-        if found is None:
-            return [(name, tensor)]
-        path, module, leaf = found.groups()
-        h, s = self.delta.heads, self.decoder_settings
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Those of layers that attend, with experts or without: each head's queries come with its gate."""
+        own = renamed(name, _NAMES)
+        if (found := re.fullmatch(r"(.*\.)q_proj(\..*)", own)) is None:
+            return stacked_parts(own, tensor) or [(own, tensor)]
+        sizes = {"q_proj": settings.head_dim, "gate_proj": settings.head_dim}
+        parts = split_heads(tensor, settings.num_heads, sizes)
+        return [(f"{found[1]}{part}{found[2]}", one) for part, one in parts]
+
+    def _split(self, found: re.Match[str], tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        (path, module, leaf), h = found.groups(), self.delta.heads
         if module == "in_proj_qkv":
             sizes = dict(zip(("in_proj_q", "in_proj_k", "in_proj_v"), h.widths, strict=True))
             return [(f"{path}{part}{leaf}", one) for part, one in split_rows(tensor, sizes)]
         each = h.num_values // h.num_keys
         parts: dict[str, dict[str, int]] = {  # of one head, side by side
-            "q_proj": {"q_proj": s.head_dim, "gate_proj": s.head_dim},
             "in_proj_qkvz": {
                 **{"in_proj_q": h.key_dim, "in_proj_k": h.key_dim},
                 **{"in_proj_v": each * h.value_dim, "in_proj_z": each * h.value_dim},
             },
             "in_proj_ba": {"in_proj_b": each, "in_proj_a": each},
         }
-        num_heads = s.num_heads if module == "q_proj" else h.num_keys
-        return [(f"{path}{part}{leaf}", one) for part, one in split_heads(tensor, num_heads, parts[module])]
+        return [(f"{path}{part}{leaf}", one) for part, one in split_heads(tensor, h.num_keys, parts[module])]
 
 
 def _experts(info: ModelInfo) -> Any:

@@ -1,9 +1,13 @@
-"""Tiny checkpoints with a layer behind the last one, and what it drafts, by transformers' own layers."""
+"""Tiny checkpoints with a layer behind the last one, and what it drafts, by transformers' own layers.
+
+The layer is that of another random model of the same shape; names are those of published checkpoints.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from transformers import PreTrainedModel
 from tests.tiny_models import hf_model, tiny_model
 from tests.worker.spec_decode.drafters import Drafts, chained, drawn, hidden_states
 
+_PLAIN: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.1}
 EXPERTS: dict[str, Any] = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -23,87 +28,131 @@ EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_group": 1,
     "topk_group": 1,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.1,
+    **_PLAIN,
 }
-SHAPES: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {
+_FEW: dict[str, Any] = {**_PLAIN, "num_key_value_heads": 2, "head_dim": 16}
+_DELTA: dict[str, Any] = {
+    **_FEW, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}  # fmt: skip
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a family's checkpoints have it: the names of its parts, with `{n}` for the model's layers."""
+
+    family: str  # transformers' name
+    shape: dict[str, Any]
+    layer: str = "model.layers.{n}."
+    join: str = "model.layers.{n}.eh_proj"
+    token: str = "model.layers.{n}.enorm"
+    hidden: str = "model.layers.{n}.hnorm"
+    norm: str | None = "model.layers.{n}.shared_head.norm"
+    norm_is_of_head: bool = True
+    hidden_first: bool = False
+    masks_first: bool = True
+    norm_is_offset: bool = False
+    turns_once: bool = True  # else by three positions of each token, alike in texts
+    like: int = -1  # the layer that it is like
+    config: dict[str, Any] = field(default_factory=lambda: {"num_nextn_predict_layers": 1})
+
+
+_APART: dict[str, Any] = {
+    "layer": "mtp.layers.0.", "join": "mtp.fc", "token": "mtp.pre_fc_norm_embedding",
+    "hidden": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm", "norm_is_of_head": False, "masks_first": False,
+}  # fmt: skip
+_QWEN: dict[str, Any] = {**_APART, "norm_is_offset": True}
+_LATER: dict[str, Any] = {**_QWEN, "turns_once": False, "config": {"mtp_num_hidden_layers": 1}}
+SHAPES: dict[str, Published] = {
+    "deepseek_v3": Published("deepseek_v3", {
         **EXPERTS, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
-    },
-    "glm4_moe": {
-        **EXPERTS, "num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "partial_rotary_factor": 0.5,
-    },
+    }),
+    "glm4_moe": Published("glm4_moe", {**EXPERTS, **_FEW, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
+    "hy_v3": Published("hy_v3", {
+        **_FEW, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 1,
+    }, norm="model.layers.{n}.final_layernorm", norm_is_of_head=False),
+    "qwen3_next": Published("qwen3_next", {**_DELTA, **_QWEN_EXPERTS}, **_QWEN, config={}),
+    "qwen3_5": Published("qwen3_5_text", {**_DELTA, "tie_word_embeddings": True}, **_LATER),
+    "qwen3_5_moe": Published("qwen3_5_moe_text", {**_DELTA, **_QWEN_EXPERTS}, **_LATER),
+    "exaone_moe": Published("exaone_moe", {
+        **_FEW, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "num_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 8,
+    }, like=0, **_APART),
+    "mimo": Published(
+        "qwen2", _FEW, layer="model.mtp_layers.0.", join="model.mtp_layers.0.input_proj",
+        token="model.mtp_layers.0.token_layernorm", hidden="model.mtp_layers.0.hidden_layernorm",
+        norm="model.mtp_layers.0.final_layernorm", norm_is_of_head=False, hidden_first=True,
+        config={"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1},
+    ),
+    "ernie4_5_moe": Published("ernie4_5_moe", {
+        **_FEW, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+    }, layer="model.mtp_block.0.", join="model.mtp_linear_proj.0", token="model.mtp_emb_norm.0",
+        hidden="model.mtp_hidden_norm.0", norm=None, like=0),
 }  # fmt: skip
 
 
 def with_layer_behind(family: str, folder: Path) -> tuple[Path, PreTrainedModel, Drafts]:
     """The directory, the target alone, and the reference."""
-    plain = tiny_model(family, **SHAPES[family])
+    one = SHAPES[family]
+    plain, other = (tiny_model(one.family, seed=seed, **one.shape) for seed in (0, 9))
     target = hf_model(plain)
     stored, number, size = load_file(plain / "model.safetensors"), target.config.num_hidden_layers, 64
-    last, prefix = f"model.layers.{number - 1}.", f"model.layers.{number}."
-    names = [name for name in stored if name.startswith(last)]
+    like = f"model.layers.{one.like % number}."
     made = {
-        prefix + name.removeprefix(last): stored[name] + drawn(i, *stored[name].shape) * 0.3
-        for i, name in enumerate(names)
+        one.layer.format(n=number) + name.removeprefix(like): tensor
+        for name, tensor in load_file(other / "model.safetensors").items()
+        if name.startswith(like)
     }
-    own = {name: 1 + drawn(200 + i, size) for i, name in enumerate(("enorm", "hnorm", "shared_head.norm"))}
-    projection = drawn(210, size, 2 * size)
-    made |= {f"{prefix}{name}.weight": tensor for name, tensor in own.items()} | {f"{prefix}eh_proj.weight": projection}
-    made[f"{prefix}embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
-    made[f"{prefix}shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    names = {"token": one.token, "hidden": one.hidden} | ({} if one.norm is None else {"norm": one.norm})
+    base = 0.0 if one.norm_is_offset else 1.0
+    own = {part: base + drawn(200 + i, size) for i, part in enumerate(names)}
+    own["join"] = drawn(210, size, 2 * size)
+    made |= {f"{name.format(n=number)}.weight": own[part] for part, name in (names | {"join": one.join}).items()}
+    if one.layer == "model.layers.{n}.":  # copies
+        made[f"model.layers.{number}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+        made[f"model.layers.{number}.shared_head.head.weight"] = stored["model.embed_tokens.weight"].clone()
     shutil.copytree(plain, folder, dirs_exist_ok=True)
     save_file(stored | made, folder / "model.safetensors")
     config = json.loads((plain / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    return folder, target, _reference(target, made, prefix, own, projection)
+    (folder / "config.json").write_text(json.dumps({**config, **one.config}))
+    model: Any = hf_model(other).model
+    return folder, target, _reference(target, one, own, model.layers[one.like])
 
 
-def _reference(
-    target: PreTrainedModel, made: dict[str, torch.Tensor], prefix: str, own: dict[str, torch.Tensor], projection: Any
-) -> Drafts:
+def _reference(target: PreTrainedModel, one: Published, own: dict[str, torch.Tensor], layer: Any) -> Drafts:
     model: Any = target.model
-    layer = _layer(model, made, prefix)
     embedding, head = model.embed_tokens.weight.detach(), target.get_output_embeddings().weight.detach()
     eps = target.config.rms_norm_eps
 
-    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], own[name], eps)
+    def normed(x: torch.Tensor, part: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], own[part] + one.norm_is_offset, eps)
 
     def run(following: list[int], features: torch.Tensor) -> torch.Tensor:
         count, embedded = len(following), embedding[following].clone()
-        embedded[0] = 0
-        x = F.linear(torch.cat((normed(embedded, "enorm"), normed(features, "hnorm")), dim=-1), projection)[None]
-        places = torch.arange(count)[None]
-        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-        angles = model.rotary_emb(x, places)
+        if one.masks_first:
+            embedded[0] = 0
+        parts = [normed(embedded, "token"), normed(features, "hidden")]
+        x = F.linear(torch.cat(parts[::-1] if one.hidden_first else parts, dim=-1), own["join"])[None]
+        places = torch.arange(count)
+        window = getattr(layer.self_attn, "sliding_window", None) or count
+        back = places[:, None] - places
+        mask = torch.zeros(count, count).masked_fill((back < 0) | (back >= window), float("-inf"))
+        turned = places[None] if one.turns_once else places.expand(3, 1, count)
+        angles = model.rotary_emb(x, turned)
         with torch.no_grad():
-            out = layer(x, attention_mask=mask, position_ids=places, position_embeddings=angles)
-        return (out[0] if isinstance(out, tuple) else out)[0]
+            out = layer(x, attention_mask=mask[None, None], position_ids=places[None], position_embeddings=angles)
+        made = (out[0] if isinstance(out, tuple) else out)[0]
+        return made if one.norm is None or one.norm_is_of_head else normed(made, "norm")
 
     def drafts(tokens: list[int], count: int) -> list[int]:
         def tell(x: torch.Tensor) -> int:
-            return int((head @ normed(x, "shared_head.norm")).argmax())
+            return int((head @ (normed(x, "norm") if one.norm is not None and one.norm_is_of_head else x)).argmax())
 
         return chained(tokens, count, hidden_states(target, tokens)[-1], run, tell)
 
     return drafts
-
-
-def _layer(model: Any, made: dict[str, torch.Tensor], prefix: str) -> Any:
-    """A layer of transformers' like the last one, with other weights: those of the checkpoint, as it loads them."""
-    last = model.layers[-1]
-    layer = type(last)(model.config, len(model.layers) - 1).eval()
-    found = {name.removeprefix(prefix): tensor for name, tensor in made.items()}
-    state = {name: found[name] for name in layer.state_dict() if name in found}
-    experts = [name for name in layer.state_dict() if name not in found]
-    for name in experts:  # stacked in memory, apart in the file
-        parts = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
-        count = model.config.n_routed_experts
-        state[name] = torch.stack(
-            [torch.cat([found[f"mlp.experts.{e}.{part}.weight"] for part in parts]) for e in range(count)]
-        )
-    layer.load_state_dict(state)
-    return layer

@@ -24,7 +24,7 @@ from tests.engine.core_driver import KEY, run
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.drafters import Drafts
-from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
+from tests.worker.spec_decode.mtp_checkpoints import SHAPES, with_layer_behind
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 COUNT, MAX_TOKENS = 4, 14
@@ -150,9 +150,10 @@ def test_drafts_of_a_language_model(directory: Path, target: PreTrainedModel, st
     assert_drafts(spy, drafters.draft_model(hf_model(draft)), COUNT)
 
 
-@pytest.mark.parametrize(("family", "static"), [("deepseek_v3", True), ("glm4_moe", False)])
-def test_a_layer_behind_the_last_drafts(tmp_path: Path, family: str, static: bool) -> None:
-    """Latent attention, or heads of which half turn; experts in both."""
+@pytest.mark.parametrize(("number", "family"), list(enumerate(SHAPES)))
+def test_a_layer_behind_the_last_drafts(tmp_path: Path, number: int, family: str) -> None:
+    """Each family that has one, over static tensors and in ordinary steps in turn."""
+    static = number % 2 == 0
     model, alone, reference = with_layer_behind(family, tmp_path)
     answers, spy = run_greedy(config_of(model, {"method": "mtp", "num_speculative_tokens": COUNT}), static=static)
     assert answers == [hf_greedy(alone, prompt, MAX_TOKENS) for prompt in prompts()]
