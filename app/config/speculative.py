@@ -20,7 +20,8 @@ MOST_AUTOMATIC = 7  # drafts of a request in a step, where their number follows 
 CHOICES = (1, 2, 3, 5, MOST_AUTOMATIC)
 _SAME = {
     "ngram_gpu": "ngram",
-    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"), "mtp"),
+    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
+    **dict.fromkeys(("mimo_mtp", "ernie_mtp", "exaone_moe_mtp", "hy_v3_mtp"), "mtp"),
 }  # vLLM's other names of a method
 
 _LIKE_TARGET = "a drafter runs as its target does; leave it out"

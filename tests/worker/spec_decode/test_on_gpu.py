@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 
+from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from tests.engine.core_driver import KEY, make_request, run
+from tests.hf_logprobs import prompts
+from tests.models.families.test_state_families import directory_of
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.mtp_checkpoints import SHAPES, with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate
 
 pytestmark = pytest.mark.gpu
-METHODS = ("eagle3", "draft_model", "ngram", "eagle", "medusa", "mlp")
+METHODS = ("eagle3", "draft_model", "ngram", "suffix", "eagle", "medusa", "mlp", "dflash", "dspark")
+STATES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # families whose layers keep some: their own runs are below
 
 
 def config_of(model: Path, speculation: dict[str, Any] | None) -> EngineConfig:
@@ -42,8 +49,11 @@ def test_tokens_are_those_without_drafts(
     directory: Path, plain: WholeLogprobs, tmp_path: Path, name: str, count: int | None
 ) -> None:
     speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": count}
-    if name == "ngram":
-        speculation["prompt_lookup_min"] = 1
+    if name in ("ngram", "suffix"):
+        speculation |= {"prompt_lookup_min": 1} if name == "ngram" else {}
+    elif name in ("dflash", "dspark"):
+        drafters.block(tmp_path, hf_model(directory), name)
+        speculation["model"] = str(tmp_path)
     elif name == "draft_model":
         speculation["model"] = str(directory)  # always right
     else:
@@ -57,12 +67,47 @@ def test_tokens_are_those_without_drafts(
 
 
 @pytest.mark.parametrize("count", [3, None])
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", [family for family in SHAPES if family not in STATES])
 def test_tokens_are_those_without_the_models_own_layer(tmp_path: Path, family: str, count: int | None) -> None:
-    """Latent attention, or heads of which half turn; experts in both."""
     model = with_layer_behind(family, tmp_path)[0]
     without, drafting = (config_of(model, one) for one in (None, {"method": "mtp", "num_speculative_tokens": count}))
     plain, _ = generate(without, InProcessExecutor(without), WISHES)
     results, steps = generate(drafting, InProcessExecutor(drafting), WISHES)
     assert_same(results, plain)
     print(family, steps)
+
+
+def answers(model: Path, speculation: dict[str, Any] | None) -> tuple[dict[str, list[int]], int]:
+    """Tokens of prompts that repeat themselves, some greedy, some sampled; how many drafts there were."""
+    config = config_of(model, speculation).model_copy(update={"num_blocks": None})
+    core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+    core.start()
+    try:
+        asked = [
+            make_request(str(i), prompt * 3, max_tokens=20, temperature=0.0 if i % 2 else 0.8, seed=i, ignore_eos=True)
+            for i, prompt in enumerate(prompts((6, 9, 14, 20)))
+        ]
+        return run(core, asked).tokens, int(core.stats().figures["draft_tokens"])
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize("count", [3, None])
+@pytest.mark.parametrize("family", STATES)
+def test_tokens_of_layers_with_states_are_those_without_the_models_own_layer(
+    tmp_path: Path, family: str, count: int | None
+) -> None:
+    model = with_layer_behind(family, tmp_path)[0]
+    found, num_drafts = answers(model, {"method": "mtp", "num_speculative_tokens": count})
+    assert found == answers(model, None)[0]
+    assert num_drafts > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "mamba", "mamba2", "bamba", "kimi_linear", "lfm2", "minimax", "falcon_h1", "nemotron_h"]
+)
+def test_tokens_of_layers_with_states_are_those_without_n_grams(name: str) -> None:
+    model = directory_of(name)
+    found, num_drafts = answers(model, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1})
+    assert found == answers(model, None)[0]
+    assert num_drafts > 0
