@@ -536,6 +536,7 @@ def all_calls() -> list[Callable[[], None]]:
     return [
         *calls,
         partial(attention, torch.bfloat16, llama, 16, bias=sinks),
+        partial(attention, torch.bfloat16, (32, 32, 64), 16, bias=HeadBias(by_distance=torch.zeros(32, 129))),
         partial(attention, torch.bfloat16, qwen, 64, KV_FP8, sliding_window=512, soft_cap=30.0),
         partial(attention, torch.float16, (14, 2, 64), 16, KV_FP8),
         partial(attention, torch.float16, (7, 1, 80), 32, KV_FP8),

@@ -32,6 +32,7 @@ FEATURES = {
     "kv_int8": "a KV cache in int8",
     "sinks": "attention sinks",
     "alibi": "ALiBi",
+    "distance_bias": "biases by distance",
 }
 
 KV_FP8 = torch.float8_e4m3fn
@@ -78,14 +79,17 @@ class AttentionMetadata:
 
 @dataclass(slots=True, frozen=True)
 class HeadBias:
-    """Holds what query heads have of their own in their softmax, fp32 [Hq] each: of this rank's heads, in their
-    order."""
+    """Holds what query heads have of their own in their softmax, in fp32, [Hq] each but where it says more: of this
+    rank's heads, in their order."""
 
     # The logit of a key that every token sees besides its own, and whose value is 0 (attention sink: GPT-OSS).
     sinks: torch.Tensor | None = None
     # What is added to a (scaled, capped) score for each position that the key lies before the query, negated: ALiBi
     # (Press et al., "Train Short, Test Long", 2022).
     slopes: torch.Tensor | None = None
+    # [Hq, N]: what is added to a (scaled, capped) score whose key lies 0, 1, ... N - 1 positions before the query; keys
+    # further away have that of N - 1 (T5: Raffel et al., 2020).
+    by_distance: torch.Tensor | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -129,13 +129,13 @@ def paged_attention(
     assert isinstance(plan, FlexPlan), "call prepare(meta, ...) before the first layer"
     out = torch.empty_like(query)
     for part in plan.parts:
-        rows, slopes = slice(part.first, part.end), None if bias is None else bias.slopes
+        rows = slice(part.first, part.end)
         key, value = _gather(kv_cache, part, kv_scales, query.dtype)
         attended, log_sum = _attend(query.device.type)(
             query[rows].transpose(0, 1)[None],
             key,
             value,
-            score_mod=_score(part, soft_cap, slopes),
+            score_mod=_score(part, soft_cap, bias or HeadBias()),
             block_mask=part.mask(sliding_window),
             scale=scale,
             enable_gqa=True,
@@ -146,9 +146,10 @@ def paged_attention(
     return out
 
 
-def _score(part: FlexPart, soft_cap: float | None, slopes: torch.Tensor | None) -> _Score | None:
+def _score(part: FlexPart, soft_cap: float | None, bias: HeadBias) -> _Score | None:
     """Returns how scores are changed; None: not at all."""
-    if soft_cap is None and slopes is None:
+    slopes, by_distance = bias.slopes, bias.by_distance
+    if soft_cap is None and slopes is None and by_distance is None:
         return None
     # A number would be an input of the compiled graph, which FlexAttention's lowering cannot take.
     cap = None if soft_cap is None else torch.full((), soft_cap, device=part.blocks.device)
@@ -158,6 +159,9 @@ def _score(part: FlexPart, soft_cap: float | None, slopes: torch.Tensor | None) 
             score = cap * torch.tanh(score / cap)
         if slopes is not None:
             score = score + slopes[h] * (part.key_position[k] - part.query_position[q])
+        if by_distance is not None:
+            distance = part.query_position[q] - part.key_position[k]
+            score = score + by_distance[h, distance.clamp(0, by_distance.shape[1] - 1)]
         return score
 
     return changed

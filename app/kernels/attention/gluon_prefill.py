@@ -282,7 +282,7 @@ def serves(query: torch.Tensor, kv_cache: torch.Tensor, options: AttentionOption
         return False
     return (
         options.soft_cap is None
-        and (options.bias is None or options.bias.slopes is None)
+        and (options.bias is None or (options.bias.slopes is None and options.bias.by_distance is None))
         and query.dtype in (torch.bfloat16, torch.float16)
         and kv_cache.dtype == query.dtype
         and kv_cache.is_contiguous()

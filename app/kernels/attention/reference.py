@@ -120,6 +120,9 @@ def naive_paged_attention(
         if bias.slopes is not None:
             scores += bias.slopes[:, None, None] * (positions[None, :] - query_positions[:, None])
         hidden = positions[None, :] > query_positions[:, None]
+        if bias.by_distance is not None:
+            distances = (query_positions[:, None] - positions[None, :]).clamp(0, bias.by_distance.shape[1] - 1)
+            scores += bias.by_distance[:, distances]
         if sliding_window is not None:
             hidden |= positions[None, :] <= query_positions[:, None] - sliding_window
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -1,4 +1,4 @@
-"""Steps whose heads have sinks or ALiBi slopes, in plain PyTorch: scaled_dot_product_attention knows no sink.
+"""Steps whose heads have biases of their own or sinks, in plain PyTorch: scaled_dot_product_attention knows no sink.
 
 Tile by tile of queries, so that the scores of a long prompt are never there all at once.
 """

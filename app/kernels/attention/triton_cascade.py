@@ -94,7 +94,7 @@ def cascade_kernel(
         p_table = p_tables + i_first * stride_table
         for i_n in range(begin, end, BN):
             b_acc, b_sum, b_max = attend_tile(
-                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, begin, end, o_m, scale, soft_cap, 0, None,
+                b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, begin, end, o_m, scale, soft_cap, 0, None, None, 0,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
             )  # fmt: skip
         o_part = (b_row * tl.num_programs(1) * G + o_head) * stride_split + i_split

@@ -156,8 +156,8 @@ def merge_splits(
 @triton.jit
 def attend_split(
     i_r, i_split, num_splits, b_len, lo, begin, end,
-    p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
-    scale, soft_cap, window,
+    p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+    scale, soft_cap, window, num_bias,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -180,6 +180,9 @@ def attend_split(
     b_slope = None
     if p_slopes is not None:
         b_slope = tl.load(p_slopes + o_head, mask=o_m < G, other=0.0)
+    p_bias = None
+    if p_biases is not None:
+        p_bias = p_biases + (i_head * G + tl.minimum(o_m, G - 1)) * num_bias
     p_head = p_cache + i_head * stride_head
     p_table = p_tables + i_r.to(tl.int64) * stride_table
     if p_scales is not None:
@@ -190,7 +193,7 @@ def attend_split(
         for i_n in range(begin, end, BN):
             b_even, b_odd, b_sum, b_max = attend_fp8_tile(
                 b_q, b_even, b_odd, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window,
-                b_slope,
+                b_slope, p_bias, num_bias,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
         b_acc = joined(b_even, b_odd, BM, BD) * tl.load(p_scales + num_heads + i_head)
@@ -198,6 +201,7 @@ def attend_split(
         for i_n in range(begin, end, BN):
             b_acc, b_sum, b_max = attend_tile(
                 b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, end, o_pos, scale, soft_cap, window, b_slope,
+                p_bias, num_bias,
                 stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
             )  # fmt: skip
     if num_splits == 1:
@@ -229,9 +233,9 @@ def attend_split(
 @quick_launch
 @triton.jit(do_not_specialize=["window", "stride_table", "stride_split"])
 def decode_kernel(
-    p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables, p_seq_lens, p_items,
-    p_count,
-    scale, soft_cap, window,
+    p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+    p_seq_lens, p_items, p_count,
+    scale, soft_cap, window, num_bias,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
     G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -255,8 +259,8 @@ def decode_kernel(
             end = tl.minimum(begin + split, b_len)
             attend_split(
                 i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
-                p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
-                scale, soft_cap, window,
+                p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+                scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
@@ -271,8 +275,8 @@ def decode_kernel(
         if begin < end:
             attend_split(
                 i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
-                p_q, p_cache, p_scales, p_sinks, p_slopes, p_out, p_partial, p_log_sum, p_arrived, p_tables,
-                scale, soft_cap, window,
+                p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
+                scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
                 G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
@@ -317,18 +321,20 @@ def decode(
     sizes = _sizes(group, head_dim, tile)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
-    if sliding_window is None and bias.slopes is None and scratch.shared is not None:  # members differ in position
+    is_same = sliding_window is None and bias.slopes is None and bias.by_distance is None  # whatever the position
+    if is_same and scratch.shared is not None:
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
     listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
     grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
     if listed is not None:
         grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
     decode_kernel[grid](
-        query, kv_cache, kv_scales, bias.sinks, bias.slopes, out, scratch.partial, scratch.log_sum, scratch.arrived,
-        meta.block_table, meta.seq_lens,
+        query, kv_cache, kv_scales, bias.sinks, bias.slopes, bias.by_distance, out,
+        scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table, meta.seq_lens,
         meta.seq_lens if listed is None else listed.items,
         meta.seq_lens if listed is None else listed.count,
         options.scale, options.soft_cap or 1.0, sliding_window or 0,
+        0 if bias.by_distance is None else bias.by_distance.shape[1],
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
         S=block_size,

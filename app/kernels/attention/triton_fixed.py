@@ -106,12 +106,12 @@ def fixed_attention_kernel(
             for i_n in range(begin, middle, BN):
                 b_acc, b_part_sum, b_part_max = attend_tile(
                     b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, 1.0, window, None,
-                    stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, False, PRECISION,
+                    None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, False, PRECISION,
                 )  # fmt: skip
         for i_n in range(middle, end, BN):
             b_acc, b_part_sum, b_part_max = attend_tile(
                 b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, 1.0, window, None,
-                stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, False, PRECISION,
+                None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, False, PRECISION,
             )  # fmt: skip
         if p_out is not None:
             b_total, b_sum, b_max = fold(b_total, b_sum, b_max, b_acc, b_part_sum, b_part_max)

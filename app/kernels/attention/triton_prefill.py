@@ -63,6 +63,7 @@ def prefill_kernel(
     p_scales,
     p_sinks,
     p_slopes,
+    p_biases,
     p_out,
     p_tables,
     p_query_start_loc,
@@ -70,6 +71,7 @@ def prefill_kernel(
     scale,
     soft_cap,
     window,
+    num_bias,
     first_request,
     stride_q_token,
     stride_q_head,
@@ -121,6 +123,9 @@ def prefill_kernel(
     b_slope = None
     if p_slopes is not None:
         b_slope = tl.load(p_slopes + o_head)
+    p_bias = None
+    if p_biases is not None:
+        p_bias = p_biases + o_head * num_bias
     hi = tl.minimum(first_pos + BQ, b_len)
     lo = 0
     i_seen = 0
@@ -131,16 +136,17 @@ def prefill_kernel(
         for i_n in range(lo // BN * BN, i_seen, BN):
             b_acc, b_sum, b_max = attend_tile(
                 b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
-                stride_block, stride_value, stride_slot, D, S, BN, BD, True, True, USE_CAP, PRECISION,
+                p_bias, num_bias, stride_block, stride_value, stride_slot, D, S, BN, BD, True, True, USE_CAP, PRECISION,
             )  # fmt: skip
     for i_n in range(i_seen, i_masked, BN):
         b_acc, b_sum, b_max = attend_tile(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
-            stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
+            p_bias, num_bias, stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP, PRECISION,
         )  # fmt: skip
     for i_n in range(i_masked, hi, BN):
         b_acc, b_sum, b_max = attend_tile(
             b_q, b_acc, b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
+            p_bias, num_bias,
             stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP, PRECISION,
         )  # fmt: skip
     if p_sinks is not None:
@@ -174,6 +180,7 @@ def prefill(
         options.kv_scales,
         bias.sinks,
         bias.slopes,
+        bias.by_distance,
         out,
         meta.block_table,
         meta.query_start_loc,
@@ -181,6 +188,7 @@ def prefill(
         options.scale,
         options.soft_cap or 1.0,
         options.sliding_window or 0,
+        0 if bias.by_distance is None else bias.by_distance.shape[1],
         meta.num_decodes,
         query.stride(0),
         query.stride(1),

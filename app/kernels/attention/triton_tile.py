@@ -42,7 +42,7 @@ def tile_offsets(p_table, i_n, o_n, m_n, stride_block, stride_slot, S: tl.conste
 
 @triton.jit
 def score_tile(
-    b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, b_slope,
+    b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, b_slope, p_bias, num_bias,
     MASKED: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(weights [BM, BN], factor [BM] of what was accumulated before, b_sum, b_max) after attending the keys b_k [BN,
@@ -58,6 +58,12 @@ def score_tile(
         if not USE_CAP:
             b_s = b_s * scale
         b_s += b_slope[:, None] * (o_n[None, :] - o_pos[:, None]).to(tl.float32)
+        factor = LOG2_E
+    if p_bias is not None:
+        if not USE_CAP and b_slope is None:
+            b_s = b_s * scale
+        o_bias = tl.maximum(tl.minimum(o_pos[:, None] - o_n[None, :], num_bias - 1), 0)
+        b_s += tl.load(p_bias[:, None] + o_bias)
         factor = LOG2_E
     if MASKED:
         m_s = (o_n[None, :] <= o_pos[:, None]) & m_n[None, :]
@@ -86,6 +92,8 @@ def attend_tile(
     soft_cap,
     window,
     b_slope,  # fp32 [BM], ALiBi's; None: none. Needs o_pos to be positions
+    p_bias,  # [BM] pointers to a row's fp32 [num_bias] by distance; None: none. Needs o_pos, too
+    num_bias,
     stride_block,
     stride_value,
     stride_slot,
@@ -123,6 +131,8 @@ def attend_tile(
         soft_cap,
         window,
         b_slope,
+        p_bias,
+        num_bias,
         MASKED,
         USE_WINDOW,
         USE_CAP,

@@ -47,7 +47,7 @@ def attend_fp8_tile(
     b_q,  # [BM, BD], not bf16 (see query_to_fp8_keys)
     b_even,  # fp32 [BM, BD / 2], weighted values of even dimensions
     b_odd,  # the odd ones
-    b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope,
+    b_sum, b_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window, b_slope, p_bias, num_bias,
     stride_block, stride_value, stride_slot,
     D: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -60,8 +60,9 @@ def attend_fp8_tile(
     p_k = p_head + tile_offsets(p_table, i_n, o_n, m_n, stride_block, stride_slot, S, BN)[:, None]
     b_k = tl.load(p_k + o_d[None, :], mask=m_n[:, None] & (o_d[None, :] < D), other=0.0)
     b_p, b_scale, b_sum, b_max = score_tile(
-        b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, b_slope, True, USE_WINDOW, USE_CAP, PRECISION
-    )
+        b_q, b_sum, b_max, b_k, o_n, m_n, o_pos, scale, soft_cap, window, b_slope, p_bias, num_bias,
+        True, USE_WINDOW, USE_CAP, PRECISION,
+    )  # fmt: skip
     p_v = (p_k + stride_value).to(tl.pointer_type(tl.uint16)) + o_pair[None, :]
     b_v = tl.load(p_v, mask=m_n[:, None] & (o_pair[None, :] < D // 2), other=0)
     b_p = b_p.to(b_q.dtype)

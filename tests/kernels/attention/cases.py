@@ -100,6 +100,9 @@ def contiguous_attention(
         position = torch.arange(key.shape[1], device=key.device)
         if bias is not None and bias.slopes is not None:
             scores = scores - bias.slopes.double()[:, None, None] * (last - position)
+        if bias is not None and bias.by_distance is not None:
+            table = bias.by_distance.double()
+            scores = scores + table[:, (last - position).clamp(min=0, max=table.shape[1] - 1)]
         visible = position <= last
         if sliding_window is not None:
             visible &= position > last - sliding_window

@@ -51,7 +51,12 @@ def bias(num_heads: int, names: str) -> HeadBias:
     generator = torch.Generator().manual_seed(num_heads)
     sinks = torch.randn(num_heads, generator=generator).mul(3).to(DEVICE)
     slopes = torch.rand(num_heads, generator=generator).to(DEVICE)
-    return HeadBias(sinks if "sinks" in names else None, slopes if "alibi" in names else None)
+    table = torch.randn(num_heads, 37, generator=generator).to(DEVICE)
+    return HeadBias(
+        sinks if "sinks" in names else None,
+        slopes if "alibi" in names else None,
+        table if "distance_bias" in names else None,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,11 +69,14 @@ def test_odd_shapes(ops: AttentionOps, shape: tuple[int, int, int, int]) -> None
 
 @pytest.mark.parametrize(
     ("sliding_window", "soft_cap", "names"),
-    [(7, None, ""), (20, 2.0, ""), (None, 5.0, ""), (None, None, "sinks"), (None, None, "alibi"), (20, 5.0, "both")],
+    [
+        *((7, None, ""), (20, 2.0, ""), (None, 5.0, ""), (None, None, "sinks"), (None, None, "alibi")),
+        *((None, None, "distance_bias"), (20, 5.0, "all")),
+    ],
 )
 def test_features(ops: AttentionOps, sliding_window: int | None, soft_cap: float | None, names: str) -> None:
     """Each that the backend says it has, and all at once."""
-    names = "sinks alibi" if names == "both" else names
+    names = "sinks alibi distance_bias" if names == "all" else names
     options: dict[str, Any] = {"sliding_window": sliding_window, "soft_cap": soft_cap}
     wanted = {*names.split(), *(name for name, value in options.items() if value is not None)}
     if not wanted <= ops.features:
@@ -78,7 +86,7 @@ def test_features(ops: AttentionOps, sliding_window: int | None, soft_cap: float
     check(ops, make_batch(LENS, device=DEVICE), **options)
 
 
-@pytest.mark.parametrize("names", ["", "sinks alibi"])
+@pytest.mark.parametrize("names", ["", "sinks alibi", "distance_bias"])
 def test_a_quantized_cache(ops: AttentionOps, names: str) -> None:
     """Keys and values are numbers that fp8 has, so the scales are all that may go wrong."""
     batch = make_batch(LENS, device=DEVICE)
@@ -96,7 +104,7 @@ def test_a_quantized_cache(ops: AttentionOps, names: str) -> None:
 def test_a_static_step_with_sinks_counts_each_once() -> None:
     """What a captured graph replays, as it goes through another list of splits, shared ones too."""
     ops: AttentionOps = ATTENTION_BACKENDS.load("triton")
-    for cascade, names in itertools.product((False, True), ("sinks", "alibi", "sinks alibi")):
+    for cascade, names in itertools.product((False, True), ("sinks", "alibi", "sinks alibi", "distance_bias")):
         batch = make_batch([(1, 300), (1, 290), (1, 17)], device=DEVICE, prefix_of={1: (0, 256)})
         batch.meta.is_static, batch.meta.cascade = True, cascade
         check(ops, batch, bias=bias(4, names))
@@ -111,6 +119,7 @@ def test_on_the_gpu(ops: AttentionOps, dtype: torch.dtype, head_dim: int) -> Non
     check(ops, batch)
     check(ops, batch, sliding_window=200, soft_cap=20.0)
     check(ops, batch, bias=bias(8, "sinks alibi"))
+    check(ops, batch, bias=bias(8, "distance_bias"))
 
 
 def test_flex_visits_the_tiles_of_its_own_requests_alone() -> None:

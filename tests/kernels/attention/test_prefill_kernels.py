@@ -130,6 +130,7 @@ def test_one_binary_serves_all_steps() -> None:
     ("changes", "options"),
     [
         ({}, AttentionOptions(1.0, bias=HeadBias(slopes=torch.zeros(4)))),
+        ({}, AttentionOptions(1.0, bias=HeadBias(by_distance=torch.zeros(4, 8)))),
         ({}, AttentionOptions(1.0, soft_cap=30.0)),
         ({}, AttentionOptions(1.0, 128)),  # heads of 64: the other kernel is faster
         ({"dtype": torch.float32}, PLAIN),
