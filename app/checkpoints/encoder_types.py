@@ -27,6 +27,7 @@ ENCODER_TYPES: Mapping[str, EncoderType] = {
     "gte": _PLAIN,
     "jina_embeddings_v3": _PLAIN,
     "modernbert": _PLAIN,
+    "mt5": _PLAIN,
     "mpnet": EncoderType(position_offset=2),
     "new": _PLAIN,
     "nomic_bert": _PLAIN,
@@ -34,4 +35,10 @@ ENCODER_TYPES: Mapping[str, EncoderType] = {
     "siglip": _PLAIN,
     "t5": _PLAIN,
     "xlm-roberta": _BEHIND_PADDING,
+}
+
+# Architectures of these types that write an answer to the text, and their encoder alone.
+WRITERS: Mapping[str, str] = {
+    "MT5ForConditionalGeneration": "MT5EncoderModel",
+    "T5ForConditionalGeneration": "T5EncoderModel",
 }

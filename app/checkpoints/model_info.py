@@ -13,7 +13,7 @@ from app.backends import MODEL_CONFIGS
 from app.checkpoints.built_in import ASSETS as ASSETS
 from app.checkpoints.built_in import BUILT_IN_MODELS, built_in_directory
 from app.checkpoints.config_names import overridden, with_common_names
-from app.checkpoints.encoder_types import ENCODER_TYPES
+from app.checkpoints.encoder_types import ENCODER_TYPES, WRITERS
 from app.checkpoints.fields.kinds import check, expect, token_ids, whole
 from app.checkpoints.gguf.description import describe
 from app.checkpoints.hub import commit_of, fetch_description, fetch_weights, repository_of
@@ -43,15 +43,24 @@ _ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bo
 # Models whose feed-forward layers are four times as wide as hidden states where config.json says nothing: by their type
 # (of Nemotron's each layer tells its own width), and by fields that they have.
 _WIDENED, _WIDENED_BY = ("bloom", "gpt_neo", "mpt", "nemotron-nas"), ("n_embd", "multi_query")
-_GENERATING = ("LMHeadModel", "ChatGLMModel")  # language models whose names end like those of models without a head
+_GENERATING = (
+    "LMHeadModel",
+    "ChatGLMModel",
+    "MarianMTModel",
+)  # language models whose names end like those of models without a head
 # What a family calls a size where the common name says something else.
 _DECODER_NAMES = {
     **{"hidden_size": "d_model", "num_hidden_layers": "decoder_layers", "intermediate_size": "decoder_ffn_dim"},
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), "decoder_attention_heads"),
 }
+_T5_NAMES = {
+    **{"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "intermediate_size": "d_ff"},
+    "num_attention_heads": "num_heads",
+}
 _OWN_NAMES = {
     "longcat_flash": {"num_hidden_layers": "num_layers"},
-    "bart": _DECODER_NAMES,
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _DECODER_NAMES),
+    **dict.fromkeys(("t5", "mt5"), _T5_NAMES),
     "whisper": {**_DECODER_NAMES, "max_position_embeddings": "max_target_positions"},
 }
 _CACHES = {"longcat_flash": 2}  # of a layer; others have one
@@ -164,6 +173,8 @@ class ModelInfo:
         fields = info.hf_config
         if config.language_model_only:  # what sees is as if it were not there
             fields = {name: value for name, value in fields.items() if name not in ("vision_config", "audio_config")}
+        if config.runner == "pooling":
+            fields = _encoder_alone(fields)
         return replace(info, impl=config.model_impl, hf_config=fields)
 
     @classmethod
@@ -179,6 +190,8 @@ class ModelInfo:
         path = resolve_model(model, revision, download_dir)
         read = overridden(read_object(path / "config.json"), overrides)
         config = _text_part(_without_nulls(with_common_names(_translated(read))))
+        if _architecture(config) not in WRITERS or (path / "modules.json").is_file():
+            config = _encoder_alone(config)
         return cls(path, config, read_object(path / GENERATION_FILE, optional=True))
 
     @property
@@ -247,7 +260,7 @@ class ModelInfo:
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        own = self.hf_config.get("head_dim") if self.attends else None  # Mamba 2's heads are others
+        own = self.hf_config.get("head_dim", self.hf_config.get("d_kv")) if self.attends else None  # not Mamba 2's
         return int(own or self.hidden_size // self.num_heads)
 
     @property
@@ -286,7 +299,7 @@ class ModelInfo:
         that were trained for it."""
         hf = self.hf_config
         both_ways = hf.get("is_causal") is False or hf.get("use_bidirectional_attention") is True
-        return not both_ways and str(hf.get("model_type")) not in ENCODER_TYPES
+        return not both_ways and (str(hf.get("model_type")) not in ENCODER_TYPES or _architecture(hf) in WRITERS)
 
     def runner(self, wanted: Literal["auto", "generate", "pooling"]) -> Runner:
         """Tells what the model is for. `auto`: language models generate, unless sentence-transformers packed them."""
@@ -296,7 +309,7 @@ class ModelInfo:
             return wanted
         if not self.is_causal or (self.directory / "modules.json").is_file():
             return "pooling"
-        architecture = str((self.hf_config.get("architectures") or [""])[0])
+        architecture = _architecture(self.hf_config)
         if architecture.endswith(_GENERATING):
             return "generate"
         return "pooling" if architecture.endswith(("Model", "ForSequenceClassification")) else "generate"
@@ -361,6 +374,21 @@ class ModelInfo:
     def _size_names(self) -> Mapping[str, str]:
         """Returns what families that have no file here call the sizes."""
         return size_names(str(self.hf_config.get("model_type")))
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The class that config.json names first; "": none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def _encoder_alone(config: dict[str, Any]) -> dict[str, Any]:
+    """The description of a model that reads and writes as that of its encoder; any other as it is."""
+    if str(config.get("model_type")) not in ENCODER_TYPES:
+        return config
+    own = _architecture(config)
+    named = {"architectures": [WRITERS[own]]} if own in WRITERS else {}
+    return {name: value for name, value in config.items() if name != "num_decoder_layers"} | named
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from app.distributed.parallel_groups import RankGroup
 from app.errors import CheckpointError
 from app.kernels.attention.encoder import ScoreBias
 from app.layers.context import BuildContext, ForwardContext
@@ -17,16 +18,16 @@ from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 class RelativeBias(nn.Module):
     """Half of the ranges are for what follows; near distances have one each, farther ones share theirs."""
 
-    def __init__(self, ctx: BuildContext, num_buckets: int, num_heads: int, max_distance: int) -> None:
+    def __init__(
+        self, ctx: BuildContext, num_buckets: int, num_heads: int, max_distance: int, tp: RankGroup | None = None
+    ) -> None:
+        """`tp`: the ranks that share the heads; None: those of the model."""
         super().__init__()
-        if max_distance <= num_buckets // 4:
-            what = (
-                f"relative_attention_max_distance={max_distance} is not beyond the near ones of {num_buckets} buckets"
-            )
-            raise CheckpointError(f"config.json is not usable: {what}", param="model")
+        tp = tp or ctx.groups.tp
+        check_ranges(num_buckets // 2, max_distance)
         self.num_buckets, self.whole_heads, self.max_distance = num_buckets, num_heads, max_distance
-        self.num_heads = ctx.groups.tp.share_of(num_heads, "num_attention_heads")
-        self.first_head = ctx.groups.tp.rank * self.num_heads
+        self.num_heads = tp.share_of(num_heads, "num_attention_heads")
+        self.first_head = tp.rank * self.num_heads
         self.weight = Weight(torch.empty(num_buckets, self.num_heads, dtype=ctx.dtype), WeightSpec(self.load_weight))
 
     def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
@@ -41,12 +42,12 @@ class RelativeBias(nn.Module):
             length = query.shape[2]
             found: torch.Tensor | None = ctx.memo.get((self, length))
             if found is None:
-                ctx.memo[self, length] = found = self._of_length(length)
+                ctx.memo[self, length] = found = self.of_length(length)
             return found
 
         return bias
 
-    def _of_length(self, length: int) -> torch.Tensor:
+    def of_length(self, length: int) -> torch.Tensor:
         """[1, H, L, L]: the row of a query holds what the keys before and after it get."""
         distances = torch.arange(1 - length, length, device=self.weight.device)
         values = self.weight[self.bucket_of(distances)].T.contiguous()  # [H, 2 L - 1]
@@ -55,7 +56,20 @@ class RelativeBias(nn.Module):
     def bucket_of(self, distances: torch.Tensor) -> torch.Tensor:
         """The row of the table for distances int64 from a query to its keys, below 0 for those before it."""
         half = self.num_buckets // 2
-        exact, far = half // 2, distances.abs()
-        share = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
-        grown = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
-        return torch.where(far < exact, far, grown) + half * (distances > 0)
+        return range_of(distances.abs(), half, self.max_distance) + half * (distances > 0)
+
+
+def check_ranges(num_ranges: int, max_distance: int) -> None:
+    """CheckpointError where the far ranges of one side begin behind their end."""
+    if max_distance <= num_ranges // 2:
+        what = f"relative_attention_max_distance={max_distance} is not beyond the near ones of {num_ranges} buckets"
+        raise CheckpointError(f"config.json is not usable: {what}", param="model")
+
+
+def range_of(far: torch.Tensor, num_ranges: int, max_distance: int) -> torch.Tensor:
+    """The range of each distance int64 to one side, of so many: half are for one distance each, the others grow by a
+    factor up to `max_distance`, from which on all share the last."""
+    exact = num_ranges // 2
+    share = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    grown = (exact + (share * (num_ranges - exact)).long()).clamp(max=num_ranges - 1)
+    return torch.where(far < exact, far, grown)

@@ -108,11 +108,11 @@ class Decoder(Layer):
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         x = Shown.of(ctx).put(x)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
         if self.project_in is not None:
             x = self.project_in(x)
-        return x if self.embed_positions is None else x + self.embed_positions(ctx.positions + self.position_offset)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(ctx.positions + self.position_offset)
+        return x if self.embed_norm is None else self.embed_norm(x)
 
 
 class CausalLM(EngineModel):

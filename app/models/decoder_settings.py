@@ -53,7 +53,7 @@ class DecoderSettings:
     position_offset: int = 0  # the row of position 0
     embedding_size: int | None = None  # of the token table, where it is not the hidden size
     embedding_scale: float = 1.0
-    norms_embeddings: bool = False  # before the first layer
+    norms_embeddings: bool = False  # before the first layer, positions included
     residual_scale: float = 1.0  # of what a block adds
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None

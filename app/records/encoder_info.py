@@ -33,7 +33,7 @@ class EncoderInfo:
     def of(cls, info: ModelInfo) -> EncoderInfo | None:
         """Read it; None: no decoder of the model attends to an encoder."""
         read = _FAMILIES.get(str(info.hf_config.get("model_type")))
-        return None if read is None else read({**info.hf_config, **info.generation_config})
+        return None if read is None or not info.is_causal else read({**info.hf_config, **info.generation_config})
 
     def of_text(self, token_ids: Sequence[int], cache_root: bytes = b"") -> EncoderInput:
         """A text for the encoder; `cache_root`: whose it is, and so its identity. PromptTooLongError where it is too
@@ -80,12 +80,25 @@ def _whisper(hf: Mapping[str, Any]) -> EncoderInfo:
 
 
 def _bart(hf: Mapping[str, Any]) -> EncoderInfo:
+    return _of_text(hf, "max_position_embeddings", 1024)
+
+
+def _t5(hf: Mapping[str, Any]) -> EncoderInfo:
+    return _of_text(hf, "n_positions", 512)
+
+
+def _of_text(hf: Mapping[str, Any], length: str, usual: int) -> EncoderInfo:
+    """`length`: the field that says how long a text may be."""
     start = (hf.get("decoder_start_token_id"), hf.get("forced_bos_token_id"))
     check({"start": start[0], "bos": start[1]}, {"start": _ID, "bos": _ID}, "config.json: decoder_start_token_id")
     if start[0] is None:
         raise CheckpointError("config.json is not usable: it lacks decoder_start_token_id", param="model")
     own = tuple(int(token) for token in start if token is not None)
-    return EncoderInfo("text", int(hf.get("max_position_embeddings", 1024)), start=own)
+    return EncoderInfo("text", int(hf.get(length, usual)), start=own)
 
 
-_FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], EncoderInfo]] = {"bart": _bart, "whisper": _whisper}
+_FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], EncoderInfo]] = {
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _bart),
+    **dict.fromkeys(("t5", "mt5"), _t5),
+    "whisper": _whisper,
+}

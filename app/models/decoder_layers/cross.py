@@ -40,7 +40,7 @@ class CrossLayer(DecoderLayer):
 
 
 class NormedSumCrossLayer(DecoderLayer):
-    """norm(x + attention(x)), norm(x + cross(x)), then norm(x + mlp(x)): BART's, whose embeddings are normed, too."""
+    """norm(x + attention(x)), norm(x + cross(x)), then norm(x + mlp(x)): BART's and Marian's."""
 
     norms = MappingProxyType(
         {"post_attention_layernorm": False, "encoder_attn_layer_norm": False, "post_feedforward_layernorm": False}
@@ -51,8 +51,6 @@ class NormedSumCrossLayer(DecoderLayer):
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)
-        if place.index == 0:
-            self.input_layernorm = blocks.norm(ctx, settings, False)
         shape = attention_settings(settings, place)
         self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
 

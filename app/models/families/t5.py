@@ -60,7 +60,7 @@ class T5EncoderModel(EncoderModel):
                 RMSNorm(ctx, size, eps),
                 EncoderAttention(ctx, attention, place, relative=relative),
                 RMSNorm(ctx, size, eps),
-                self._mlp(ctx, info),
+                _mlp(ctx, info),
             )
             for place in range(info.num_layers)
         ]
@@ -68,10 +68,23 @@ class T5EncoderModel(EncoderModel):
             VocabEmbedding(ctx, info.vocab_size, size), None, layers, RMSNorm(ctx, size, eps), relative
         )
 
-    @staticmethod
-    def _mlp(ctx: BuildContext, info: ModelInfo) -> GatedMLP | PlainMLP:
-        """`feed_forward_proj` says both: `relu`, or `gated-gelu`, which means the approximation by tanh."""
-        kind = str(info.hf_config.get("feed_forward_proj", "relu"))
-        act = "gelu_new" if kind == "gated-gelu" else kind.removeprefix(_GATED)
-        made = GatedMLP if kind.startswith(_GATED) else PlainMLP
-        return made(ctx, info.hidden_size, info.intermediate_size, act, False)
+
+def _mlp(ctx: BuildContext, info: ModelInfo) -> GatedMLP | PlainMLP:
+    made = GatedMLP if is_gated(info) else PlainMLP
+    return made(ctx, info.hidden_size, info.intermediate_size, activation_of(info), False)
+
+
+def is_gated(info: ModelInfo) -> bool:
+    """True if the feed-forward layers have a gate."""
+    return _kind_of(info).startswith(_GATED)
+
+
+def activation_of(info: ModelInfo) -> str:
+    """The function in the feed-forward layers: `gated-gelu` means the approximation by tanh."""
+    kind = _kind_of(info)
+    return "gelu_new" if kind == "gated-gelu" else kind.removeprefix(_GATED)
+
+
+def _kind_of(info: ModelInfo) -> str:
+    """`relu`, `gated-gelu`: the function, and whether there is a gate."""
+    return str(info.hf_config.get("feed_forward_proj", "relu"))
