@@ -106,9 +106,8 @@ def product(case: Case, tile: SmallTile, i: int) -> torch.Tensor:
     weight = case.weights[i]
     if case.kind == "add":
         return small_linear_add(case.x, weight, None, case.residual, tile, (case.norm, EPS))[1]
-    return small_linear(
-        case.x if case.kind == "whole" else case.deferred, weight, None, tile, "silu" if case.kind == "gated" else None
-    )
+    is_gated, x = case.kind == "gated", case.x if case.kind == "whole" else case.deferred
+    return small_linear(x, weight, None, tile, "silu" if is_gated else None, is_gated=is_gated)
 
 
 def graph_us(call: Call, copies: int) -> float:

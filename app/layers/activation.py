@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from app.errors import UnsupportedError
-from app.kernels.fused import GatedActivation
+from app.kernels.fused import GatedActivation, PlainActivation
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,6 +44,9 @@ GATED_ACTIVATIONS: dict[str, GatedActivation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
+
+# Those that a kernel computes behind a product without a gate.
+PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {**GATED_ACTIVATIONS, "relu2": "relu2"}
 
 
 def activation(name: str) -> Activation:

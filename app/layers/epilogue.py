@@ -24,7 +24,7 @@ from app.kernels.gemm import (
     WeightT,
 )
 from app.kernels.moe import ExpertRows
-from app.layers.activation import GATED_ACTIVATIONS, activation
+from app.layers.activation import GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, activation
 from app.layers.context import BuildContext
 from app.layers.norm import Norm
 
@@ -72,10 +72,13 @@ class Act(Epilogue[torch.Tensor]):
 
     def __init__(self, name: str) -> None:
         self._act, self._fused = activation(name), GATED_ACTIVATIONS.get(name)
+        self._plain = PLAIN_ACTIVATIONS.get(name)
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N]."""
-        return self._act(ops.linear(x, weight, bias))
+        if self._plain is None or ops.activated_linear is None:
+            return self._act(ops.linear(x, weight, bias))
+        return ops.activated_linear(x, weight, bias, self._plain)
 
     def after(self, y: torch.Tensor) -> torch.Tensor:
         """[T, N]."""

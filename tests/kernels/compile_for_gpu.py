@@ -227,8 +227,10 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.linear(deferred, zeros(projected, hidden), zeros(projected))
         triton_small.gated_linear(deferred, zeros(2 * intermediate, hidden), None, "silu")
         triton_small.gated_linear(total, zeros(2 * intermediate, hidden), None, "silu")
+        triton_small.activated_linear(deferred, zeros(intermediate, hidden), None, "relu2")
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
+    triton_small.activated_linear(zeros(128, hidden), zeros(intermediate, hidden), None, "relu2")
 
 
 def layer_normed(hidden: int, intermediate: int) -> None:

@@ -19,6 +19,7 @@ from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+PlainActivation = GatedActivation | Literal["relu2"]  # of a layer without a gate; relu2: max(x, 0)^2 (So et al., 2021)
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, PlainActivation
 from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
@@ -224,6 +224,8 @@ def activate(b_x, ACT: tl.constexpr):
         b_y = b_x * tl.sigmoid(b_x)
     elif ACT == "gelu":
         b_y = 0.5 * b_x * (1.0 + tl.erf(b_x * 0.7071067811865476))
+    elif ACT == "relu2":
+        b_y = tl.maximum(b_x, 0.0) * tl.maximum(b_x, 0.0)
     else:  # 0.5 (1 + tanh(z)) = sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
         b_y = b_x * tl.sigmoid(1.5957691216057308 * (b_x + 0.044715 * b_x * b_x * b_x))
     return b_y
@@ -250,6 +252,25 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
         grid = (num_tokens, cdiv(size, _ACT_TILE))
         act_and_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, BN=_ACT_TILE, ACT=activation, num_warps=4)
     return out
+
+
+@quick_launch
+@triton.jit
+def act_kernel(p_x, size, BN: tl.constexpr, ACT: tl.constexpr):
+    """Grid (T, tiles of BN), in place."""
+    p_row = p_x + tl.program_id(0).to(tl.int64) * size
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
+    b_x = tl.load(p_row + o, mask=o < size, other=0.0).to(tl.float32)
+    tl.store(p_row + o, activate(b_x, ACT).to(p_x.dtype.element_ty), mask=o < size)
+
+
+def act_(x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+    """The activation of x [T, N], which is overwritten."""
+    num_rows, size = x.shape
+    assert x.is_contiguous(), "rows must lie one behind the other"
+    if num_rows > 0:
+        act_kernel[(num_rows, cdiv(size, _ACT_TILE))](x, size, BN=_ACT_TILE, ACT=activation, num_warps=4)
+    return x
 
 
 OPS = FusedOps(

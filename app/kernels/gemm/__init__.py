@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused import FUSED_OPS, GatedActivation
+from app.kernels.fused import FUSED_OPS, GatedActivation, PlainActivation
 from app.kernels.kernel_table import HOPPER, HOST, TRITON, Candidate, KernelTable
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
@@ -102,6 +102,7 @@ ProductThenNorm = Callable[
     [GatedRows, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, float, bool],
     tuple[Activations, torch.Tensor],
 ]
+ActivatedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, PlainActivation], torch.Tensor]
 # The activation that may follow a product, by the name that GatedActivation gives it.
 NormedProduct = Callable[[DeferredLayerNorm, WeightT, torch.Tensor | None, GatedActivation | None], torch.Tensor]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], its bias or None, eps, whether only
@@ -128,6 +129,8 @@ class LinearOps(Generic[WeightT]):
     gated_linear: GatedProduct[WeightT]
     linear_add_norm: ProductThenNorm[WeightT]
     layer_norm: LayerNormOps[WeightT] | None = None  # None: layer norms are launches of their own
+    # The activation of a product in one launch, or in one behind it; None: there is no such kernel.
+    activated_linear: ActivatedProduct[WeightT] | None = None
 
 
 LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(

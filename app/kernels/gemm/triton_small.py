@@ -20,9 +20,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from app.kernels.fused import GatedActivation
+from app.kernels.fused import GatedActivation, PlainActivation
 from app.kernels.fused.reference import rms_norm
-from app.kernels.fused.triton_ops import act_and_mul, activate, add_rms_norm
+from app.kernels.fused.triton_ops import act_, act_and_mul, activate, add_rms_norm
 from app.kernels.gemm import (
     Activations,
     DeferredActivation,
@@ -134,6 +134,8 @@ def small_linear_kernel(
         # Rounded in between, as where the two are written and read again.
         b_acc = b_acc.to(p_x.dtype.element_ty).to(tl.float32)
         b_acc = activate(b_acc, ACT) * b_up.to(p_x.dtype.element_ty).to(tl.float32)
+    elif ACT is not None:
+        b_acc = activate(b_acc.to(p_x.dtype.element_ty).to(tl.float32), ACT)
     p_o = p_out + o_m[:, None].to(tl.int64) * N + o_n[None, :]
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
 
@@ -218,20 +220,22 @@ def small_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tile: SmallTile,
-    activation: GatedActivation | None = None,
+    activation: PlainActivation | None = None,
     low_rank: LowRankRows | None = None,
+    *,
+    is_gated: bool = False,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] (with an activation, gate and up: [2 N, K]) transposed: [T, N]. `low_rank` is added;
-    the launch before is the one that computes its first half."""
+    """x [T, K] times weight [N, K] (gated: gate and up, [2 N, K]) transposed, and its activation: [T, N]. `low_rank` is
+    added; the launch before is the one that computes its first half."""
     assert tile.splits == 1, tile
     rows, squares, eps = (x.rows, x.squares, x.eps) if isinstance(x, DeferredNorm) else (x, None, 0.0)
     num_rows, size = rows.shape
-    columns = weight.shape[0] // 2 if activation else weight.shape[0]
+    columns = weight.shape[0] // 2 if is_gated else weight.shape[0]
     num_squares = 1 if squares is None else squares.shape[1]
     out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
     small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps, *arguments(low_rank),
-        P=num_squares, BP=next_power_of_2(num_squares), GATED=activation is not None, ACT=activation or "silu",
+        P=num_squares, BP=next_power_of_2(num_squares), GATED=is_gated, ACT=activation,
         **constants(low_rank), **tile_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
@@ -407,6 +411,17 @@ def gated_linear(
     tile = activated_tile(x, weight)
     if tile is None:
         return act_and_mul(F.linear(materialize(x), weight, bias), activation)
+    return small_linear(x, weight, bias, tile, activation, is_gated=True)
+
+
+def activated_linear(
+    x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None, activation: PlainActivation
+) -> torch.Tensor:
+    """The activation of `linear`."""
+    x = x.materialize() if isinstance(x, DeferredActivation) else x
+    tile = plain_tile(x, weight)
+    if tile is None:
+        return act_(F.linear(materialize(x), weight, bias), activation)
     return small_linear(x, weight, bias, tile, activation)
 
 
@@ -427,4 +442,6 @@ def linear_add_norm(
     return add_and_norm(x, weight, bias, residual, tile, (norm_weight, eps), may_defer)
 
 
-OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)
+OPS = LinearOps(
+    linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm, activated_linear=activated_linear
+)

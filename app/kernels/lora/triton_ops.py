@@ -51,7 +51,7 @@ def gated_linear(
     tile = triton_small.activated_tile(x, weight.weight) if _is_plain(weight) else None
     low_rank = _low_rank(x, weight, tile)
     if tile is not None and low_rank is not None:
-        return triton_small.small_linear(x, weight.weight, bias, tile, activation, low_rank[0])
+        return triton_small.small_linear(x, weight.weight, bias, tile, activation, low_rank[0], is_gated=True)
     rows = _rows(weight)
     y = weight.ops.linear(x, weight.weight, bias)
     return expand(shrink(x, weight.matrices, rows), weight.matrices, rows, y, activation=activation)

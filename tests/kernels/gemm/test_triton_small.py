@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused import GatedActivation
+from app.kernels.fused import GatedActivation, PlainActivation
 from app.kernels.gemm import DeferredNorm, reference, triton_small
 from app.kernels.gemm.triton_small import (
     SmallTile,
+    activated_linear,
     arrival_counters,
     deferred_tile,
     gated_tile,
@@ -22,6 +23,7 @@ from app.kernels.gemm.triton_small import (
     stages_within,
     whole_tile,
 )
+from app.layers.activation import ACTIVATIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
@@ -59,9 +61,11 @@ def check(tile: SmallTile, rows: int, columns: int, size: int, dtype: torch.dtyp
             out = small_linear(rows_of, weight, given, whole)
             assert out.dtype == dtype
             assert relative_error(out, truth) < TOLERANCE[dtype]
+            out = small_linear(rows_of, weight, given, whole, "relu2")
+            assert relative_error(out, F.relu(truth).square()) < 2 * TOLERANCE[dtype]
             if columns % 2 == 0:
                 gate, up = truth.chunk(2, dim=-1)
-                out = small_linear(rows_of, weight, given, whole, "silu")
+                out = small_linear(rows_of, weight, given, whole, "silu", is_gated=True)
                 assert relative_error(out, F.silu(gate) * up) < TOLERANCE[dtype]
         check_add(tile, x, weight, given)
 
@@ -251,3 +255,18 @@ def test_one_column_on_a_gpu(rows: int) -> None:
     deferred = DeferredNorm(x, x.double().square().unflatten(1, (8, -1)).sum(2).float(), EPS)
     truth = F.linear(rms_norm(x.double(), torch.ones(2048, device="cuda")), weight.double())
     assert relative_error(triton_small.linear(deferred, weight, None), truth) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("activation", ["relu2", "gelu"])
+@pytest.mark.parametrize("rows", [0, 3, 300])
+def test_an_activation_follows_a_product(rows: int, activation: PlainActivation) -> None:
+    """In its launch where rows are few and their norm is deferred, else in one behind it."""
+    dtype, act = torch.float16, ACTIVATIONS[activation]
+    x, weight, bias = tensors(rows, 1100, 256, dtype)
+    norm = torch.ones(256, device=DEVICE)
+    deferred = DeferredNorm(x, x.float().square().sum(1, keepdim=True), EPS)
+    for given, true_rows in ((x, x.double()), (deferred, rms_norm(x.double(), norm.double()))):
+        found = activated_linear(given, weight, bias, activation)
+        truth = act(F.linear(true_rows, weight.double(), bias.double()))
+        assert found.shape == truth.shape
+        assert not rows or relative_error(found, truth) < 2 * TOLERANCE[dtype]
