@@ -155,6 +155,7 @@ class StepStats:
     num_running: int
     num_waiting: int
     step_time_s: float  # as the worker saw it
+    tokens_s: float = 0.0  # of it for its tokens
     num_prompt_tokens: int = 0  # of prompts that were completed in the step
     num_cached_tokens: int = 0  # those of them that were not computed
     num_loaded_tokens: int = 0  # those of the latter that the connector brought back

@@ -137,12 +137,18 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] | None = None
     drafts: ProposedDrafts | None = None  # of rows with a grammar; None: there is none, or nobody drafts
     step_time_s: float = 0.0  # time the device took, as seen by the worker
+    apart_s: float = 0.0  # of it for what is no token's: encoders
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     # The j-th True's result: of a pooling model's instead of tokens, else beside them, of a prompt that asked for one.
     pooled: list[Float32Array | None] | None = None
     figures: dict[str, float] = field(default_factory=dict)  # what the worker counted since the output before
     # What features found out of each token, by name, [T]; a request that asks for it gets it (see EngineRequest).
     token_figures: dict[str, Float32Array] = field(default_factory=dict)
+
+    @property
+    def tokens_s(self) -> float:
+        """Time that the step's tokens took."""
+        return max(0.0, self.step_time_s - self.apart_s)
 
 
 @dataclass(slots=True, frozen=True)

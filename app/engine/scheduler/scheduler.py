@@ -411,11 +411,11 @@ class Scheduler:
         self._last_returned = step_message.step_id
         self.kv.pool.release_until(step_message.step_id)
         self._loading.release_done(step_message.step_id, output.loading_since)
-        stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s)
+        stats = StepStats(step_message.num_tokens, 0, 0, 0, output.step_time_s, output.tokens_s)
         rejected = step_message.rejected(output)
         if self._drafts is not None:
             self._statistics.count_drafts(step_message, rejected)
-            self._drafts.observe(step_message, step_message.accepted(rejected), output.step_time_s)
+            self._drafts.observe(step_message, step_message.accepted(rejected), output.tokens_s)
         outputs = self._output_updater.update_from_output(step_message, output, rejected, stats)
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()

@@ -68,7 +68,7 @@ class Statistics:
             self.figures.add("cached_tokens", step.num_cached_tokens)
             self.figures.add("found_tokens", step.num_cached_tokens - step.num_loaded_tokens)
             self.figures.add("loaded_tokens", step.num_loaded_tokens)
-        self.costs.observe(step.num_tokens - num_decode_tokens, num_decode_tokens, step.step_time_s)
+        self.costs.observe(step.num_tokens - num_decode_tokens, num_decode_tokens, step.tokens_s)
         if self._recorder is not None:
             self._recorder.record_step(step)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.attention.encoder import EncoderPlan, ScoreBias
+from app.platforms.to_device import to_device
 
 # A group ends where its shortest text would be padded by more than a quarter of itself and a few tokens, or where it
 # has so many padded tokens.
@@ -22,12 +23,13 @@ BIAS_ENTRIES = 1 << 24  # most scores at a time where something is added to them
 class EncoderGroup:
     """n texts, padded to L tokens."""
 
-    tokens: torch.Tensor  # int64 [n * L], rows of the step's tensors; padding repeats a text's last token
     shape: tuple[int, int]  # n, L
-    mask: torch.Tensor | None  # bool [n, 1, 1, L], True = a token of the text; None: no padding
-    kept: torch.Tensor | None  # int64, which of `tokens` are no padding
-    targets: torch.Tensor  # int64, the rows that they stand for
-    first: int | None = None  # row of the first token, where texts of one length lie side by side: nothing is gathered
+    # [n * L] rows of the step's tensors: those of texts of one length side by side, for which nothing is sent or
+    # gathered, or int64, in which padding repeats a text's last token.
+    tokens: torch.Tensor | slice
+    mask: torch.Tensor | None = None  # bool [n, 1, 1, L], True = a token of the text; None: no padding
+    kept: torch.Tensor | None = None  # int64, which of `tokens` are no padding; None: all of them
+    targets: torch.Tensor | None = None  # int64, the rows that those stand for
 
 
 class GroupPlan(EncoderPlan):
@@ -65,26 +67,32 @@ class GroupPlan(EncoderPlan):
             q, k, v = (_padded(x, group) for x in (query, key, value))
             attended = _attended(q, k, v, _mask(group, seen), scale, window, bias)
             rows = attended.transpose(1, 2).reshape(-1, *query.shape[1:])
-            if len(rows) == len(query) and group.first is not None:  # all there is
-                return rows
-            out.index_copy_(0, group.targets, rows if group.kept is None else rows.index_select(0, group.kept))
+            if isinstance(group.tokens, slice):
+                if len(rows) == len(query):  # all there is
+                    return rows
+                out[group.tokens] = rows
+            else:
+                assert group.targets is not None
+                out.index_copy_(0, group.targets, rows if group.kept is None else rows.index_select(0, group.kept))
         return out
 
 
 def _group(texts: list[tuple[int, int]], device: torch.device) -> EncoderGroup:
     """`texts` = (first token, length), the longest last."""
     longest = texts[-1][1]
+    begin, shape = texts[0][0], (len(texts), longest)
+    if texts[0][1] == longest and all(first == begin + n * longest for n, (first, _) in enumerate(texts)):
+        return EncoderGroup(shape, slice(begin, begin + len(texts) * longest))
     firsts, lengths = torch.tensor(texts).unsqueeze(2).unbind(1)  # [n, 1]
     offsets = torch.arange(longest)
     tokens = (firsts + torch.minimum(offsets, lengths - 1)).view(-1)
     if texts[0][1] == longest:
-        rows = tokens.to(device)
-        lie_together = all(first == texts[0][0] + place * longest for place, (first, _) in enumerate(texts))
-        return EncoderGroup(rows, (len(texts), longest), None, None, rows, texts[0][0] if lie_together else None)
+        rows = to_device(tokens.numpy(), device)
+        return EncoderGroup(shape, rows, targets=rows)
     real = offsets < lengths
     kept = real.view(-1).nonzero().squeeze(1)
-    mask = real[:, None, None].to(device)
-    return EncoderGroup(tokens.to(device), (len(texts), longest), mask, kept.to(device), tokens[kept].to(device))
+    sent = (to_device(one.numpy(), device) for one in (tokens, real[:, None, None], kept, tokens[kept]))
+    return EncoderGroup(shape, *sent)
 
 
 def _mask(group: EncoderGroup, seen: torch.Tensor | None) -> torch.Tensor | None:
@@ -155,7 +163,5 @@ def _by_block(x: torch.Tensor) -> torch.Tensor:
 
 def _padded(x: torch.Tensor, group: EncoderGroup) -> torch.Tensor:
     """[T, H, D] -> [n, H, L, D]."""
-    if group.first is not None:
-        own = x[group.first : group.first + group.shape[0] * group.shape[1]]
-        return own.view(*group.shape, *x.shape[1:]).transpose(1, 2)
-    return x.index_select(0, group.tokens).view(*group.shape, *x.shape[1:]).transpose(1, 2)
+    own = x[group.tokens] if isinstance(group.tokens, slice) else x.index_select(0, group.tokens)
+    return own.view(*group.shape, *x.shape[1:]).transpose(1, 2)

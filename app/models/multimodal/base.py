@@ -45,6 +45,8 @@ class MediaEncoder(Layer):
 
     num_deep: int = 0  # layers of the language model to which further features are added
     later_bytes: int = 0  # of the device, that it keeps beside its weights as pictures come
+    # A picture of a grid that came before is encoded by launches alone: nothing is sent, nothing is waited for.
+    is_capturable: ClassVar[bool] = False
     rules: ClassVar[Sequence[Rule]] = ()  # from a checkpoint's names, without "model.", to ours
 
     @abstractmethod
@@ -58,6 +60,10 @@ class MediaEncoder(Layer):
     def largest(self, num_tokens: int) -> Picture:
         """A picture of about so many placeholders, as large as an item may be, to be measured and warmed with."""
         raise NotImplementedError
+
+    def constants(self, grid: tuple[int, int, int]) -> object:
+        """What encoding a picture of a grid reads beside weights and pixels, and may be forgotten between pictures."""
+        return None
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """A tensor of the checkpoint under the encoder's own names."""

@@ -12,7 +12,6 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.tensor_view import pairs_to_halves
 from app.errors import CheckpointError
-from app.kernels.attention.encoder import plan_encoder
 from app.layers.context import BuildContext
 from app.layers.replicated import ReplicatedLinear
 from app.models.families.llama4 import Llama4ForCausalLM
@@ -35,10 +34,9 @@ class Llama4Tower(TileVision):
     def __init__(self, ctx: BuildContext, v: VisionConfig, theta: float) -> None:
         depth = v.whole("num_hidden_layers")
         super().__init__(ctx, v, TileSettings(depth, has_class=True, patch_bias=False, pre_norm=True, post_norm=True))
-        self.head_dim = self.size // v.whole("num_attention_heads")
         if self.head_dim % 4:
             raise CheckpointError(f"vision_config: heads of {self.head_dim}", param="model")
-        self.theta, self.dtype = theta, ctx.dtype
+        self.theta, self.dtype, self._kept = theta, ctx.dtype, list[torch.Tensor]()
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """[n, 3, side, side] -> [n, L, C], the token behind the patches left out."""
@@ -50,22 +48,29 @@ class Llama4Tower(TileVision):
         x = torch.cat((x, self.class_token.expand(n, 1, -1)), dim=1) + self.positions
         length = x.shape[1]
         x = self.pre_norm(x.flatten(0, 1))
-        span = Span(plan_encoder(list(range(0, len(x) + 1, length)), x.device), *self._angles(n, x.device))
+        cos, sin = (one.repeat(n, 1, 1) for one in self._angles(x.device))
+        span = Span(self.plan(n, length, x.device), cos, sin)
         for block in self.blocks:
             x = block(x, span)
         patches: torch.Tensor = self.post_norm(x).view(n, length, width)[:, :-1]
         return patches
 
-    def _angles(self, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, 1, D] of the tokens of so many tiles."""
+    def _angles(self, device: torch.device) -> list[torch.Tensor]:
+        """cos and sin [T, 1, D] of the tokens of a tile."""
+        if not self._kept:
+            self._kept = [one.to(device) for one in self._made_angles()]
+        return self._kept
+
+    def _made_angles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, on the host."""
         side, half = self.side // self.patch, self.head_dim // 2
         rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
         places = torch.stack((columns.flatten(), rows.flatten()), 1).float() + 1
         inverse = 1.0 / self.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
-        angles = F.pad((places[:, :, None] * inverse).flatten(1), (0, 0, 0, 1)).repeat(count, 1)
+        angles = F.pad((places[:, :, None] * inverse).flatten(1), (0, 0, 0, 1))
         cos, sin = angles.cos(), angles.sin()
         both = torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-        return both[0].unsqueeze(1).to(device, self.dtype), both[1].unsqueeze(1).to(device, self.dtype)
+        return both[0].unsqueeze(1).to(self.dtype), both[1].unsqueeze(1).to(self.dtype)
 
 
 class Llama4Encoder(TileEncoder):

@@ -29,6 +29,7 @@ class OneVisionEncoder(TileEncoder):
     """The tower and the projector, a picture at a time: of few tokens it may have many tiles."""
 
     rules = (*TOWER, PROJECTOR, (r"^image_newline$", "row_end"))
+    is_capturable = False  # its largest picture is far larger than its tokens say
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, Normalization.of(info, CLIP_MEAN, CLIP_STD))

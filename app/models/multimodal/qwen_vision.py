@@ -12,7 +12,7 @@ from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError
-from app.kernels.attention.encoder import plan_encoder
+from app.kernels.attention.encoder import EncoderPlan, plan_encoder
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.layer_norm import LayerNorm
@@ -65,6 +65,7 @@ class GridTables:
     windows: list[int]  # patches of each window
     frames: list[int]  # patches of each frame
     neighbours: Neighbours | None  # of a frame's patches in the square of learned positions; None: there is none
+    plans: tuple[EncoderPlan, EncoderPlan]  # of frames and of windows, where the picture comes alone
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +112,7 @@ class GridVision(MediaEncoder):
     deep_layers: tuple[int, ...] = ()
     deep_mergers: nn.ModuleList
     later_bytes = TABLE_BYTES
+    is_capturable = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,11 +133,11 @@ class GridVision(MediaEncoder):
     def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
         """See MediaEncoder."""
         tables = [self._table(picture.grid) for picture in pictures]
-        x = torch.cat([self._embed(*pair) for pair in zip(pictures, tables, strict=True)])
-        cos, sin = (torch.cat([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
-        frames = windows = Span(plan_encoder(_starts([table.frames for table in tables]), x.device), cos, sin)
-        if self.window:
-            windows = Span(plan_encoder(_starts([table.windows for table in tables]), x.device), cos, sin)
+        x = joined([self._embed(*pair) for pair in zip(pictures, tables, strict=True)])
+        cos, sin = (joined([getattr(table, name) for table in tables]) for name in ("cos", "sin"))
+        alone = tables[0].plans if len(tables) == 1 else None
+        plans = alone or self._plans([table.frames for table in tables], [table.windows for table in tables])
+        frames, windows = (Span(plan, cos, sin) for plan in plans)
         deep: dict[int, torch.Tensor] = {}
         for layer, block in enumerate(self.blocks):
             x = block(x, frames if layer in self.full_layers else windows)
@@ -144,6 +146,10 @@ class GridVision(MediaEncoder):
                 deep[place] = self.deep_mergers[place](x)
         merged = [self._in_order(y, tables) for y in (self.tokens(x), *(deep[place] for place in sorted(deep)))]
         return torch.stack(merged)
+
+    def constants(self, grid: Grid) -> object:
+        """See MediaEncoder."""
+        return self._table(grid)
 
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
         """Patches [T, E] behind the blocks -> tokens [T / patches a token, C]."""
@@ -196,14 +202,21 @@ class GridVision(MediaEncoder):
         if order is not None:
             angles = angles[order]
         cos, sin = angles.cos(), angles.sin()
+        frames = [frame] * num_frames
         return GridTables(
             None if order is None else order.to(self.device),
             torch.cat((cos, cos), 1).unsqueeze(1).to(self.device, self.dtype),
             torch.cat((-sin, sin), 1).unsqueeze(1).to(self.device, self.dtype),
             windows,
-            [frame] * num_frames,
+            frames,
             None if self.pos_embed is None else self._neighbours(height, width),
+            self._plans([frames], [windows]),
         )
+
+    def _plans(self, frames: Sequence[list[int]], windows: Sequence[list[int]]) -> tuple[EncoderPlan, EncoderPlan]:
+        """What patches see of each other, of pictures with these frames and windows."""
+        whole = plan_encoder(_starts(frames), self.device, self.head_dim)
+        return whole, plan_encoder(_starts(windows), self.device, self.head_dim) if self.window else whole
 
     def _windows(self, grid: Grid) -> tuple[torch.Tensor, list[int]]:
         """Patches window by window, and how many each has; what becomes one token stays together."""
@@ -314,6 +327,11 @@ def _between(places: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, 
     exact = places.float() * (side - 1) / max(size - 1, 1)
     low = exact.floor()
     return low.long(), (low.long() + 1).clamp(max=side - 1), exact - low
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One behind the other; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _starts(lengths: Sequence[list[int]]) -> list[int]:

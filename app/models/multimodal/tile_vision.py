@@ -12,7 +12,7 @@ from torch import nn
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import CheckpointError
-from app.kernels.attention.encoder import plan_encoder
+from app.kernels.attention.encoder import EncoderPlan, plan_encoder
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.layer_norm import LayerNorm
@@ -119,6 +119,8 @@ class TileVision(Layer):
             norms = norm(), norm()
             return ScaledBlock(ctx, size, norms, attention, mlp) if s.scales else VisionBlock(norms, attention, mlp)
 
+        self.head_dim = size // heads
+        self._plans: dict[int, EncoderPlan] = {}  # by tiles, which a step's memory bounds
         self.pre_norm = norm() if s.pre_norm else None
         self.blocks = nn.ModuleList(block() for _ in range(s.depth))
         self.post_norm = LayerNorm(ctx, size, eps) if s.post_norm else None
@@ -127,6 +129,12 @@ class TileVision(Layer):
         """[n, 3, side, side] -> [n, L, C], the token before the patches left out."""
         x = self.all_tokens(pixels)
         return x if self.class_token is None else x[:, 1:]
+
+    def plan(self, count: int, length: int, device: torch.device) -> EncoderPlan:
+        """Plans what patches see of each other, of so many tiles of as many tokens each."""
+        if count not in self._plans:
+            self._plans[count] = plan_encoder(list(range(0, count * length + 1, length)), device, self.head_dim)
+        return self._plans[count]
 
     def all_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
         """[n, 3, side, side] -> [n, L, C], what stands before the patches first."""
@@ -138,7 +146,7 @@ class TileVision(Layer):
         x = x.flatten(0, 1)
         if self.pre_norm is not None:
             x = self.pre_norm(x)
-        span = Span(plan_encoder(list(range(0, len(x) + 1, length)), x.device))
+        span = Span(self.plan(len(pixels), length, x.device))
         for block in self.blocks:
             x = block(x, span)
         if self.post_norm is not None:
@@ -151,6 +159,7 @@ class TileEncoder(MediaEncoder):
 
     tower: TileVision
     merge: int = 1  # patches along each side of a token
+    is_capturable = True
 
     def __init__(self, ctx: BuildContext, normalization: Normalization) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -104,10 +105,16 @@ class Normalization:
         """Uint8 pixels with three channels along a dimension -> `dtype`."""
         shape = [1] * pixels.ndim
         shape[channel_dim] = 3
-        values = torch.tensor([self.mean, self.std], dtype=torch.float32, device="cpu")
-        mean, std = (one.view(shape).to(pixels.device, non_blocking=True) for one in values)
+        mean, std = (one.view(shape) for one in _on_device(self.mean, self.std, pixels.device))
         normalized: torch.Tensor = (pixels.float() * self.scale - mean) / std
         return normalized.to(dtype)
+
+
+@lru_cache(maxsize=64)
+def _on_device(mean: Triple, std: Triple, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fp32 [3] each; sent once, as a step waits for what it sends from memory that is not pinned."""
+    with torch.inference_mode(False):
+        return torch.tensor(mean, device=device), torch.tensor(std, device=device)
 
 
 def _triple(values: Sequence[float]) -> Triple:

@@ -12,12 +12,13 @@ import gc
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from app.config.engine import EngineConfig
+from app.worker.graphs.recording import Recorder, no_collection
 from app.worker.graphs.static_step import StaticStep, StepKey
 
 logger = logging.getLogger("manta.graphs")
@@ -65,8 +66,7 @@ class CudaGraphs:
     def __init__(self, step: StaticStep, device: torch.device) -> None:
         self.step = step
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = Recorder(device)
         self._forward: dict[StepKey, torch.cuda.CUDAGraph] = {}
         self._sample: dict[StepKey, torch.cuda.CUDAGraph] = {}
         self._sizes: dict[StepKey, list[int]] = {}  # by kind, ascending, of what is captured
@@ -97,7 +97,7 @@ class CudaGraphs:
         """Capture these steps in their order; returns the seconds it took. No step is out. Every rank captures the
         same."""
         began = told = time.monotonic()
-        with _no_collection():
+        with no_collection():
             for done, key in enumerate(keys):
                 self._capture(key)
                 if time.monotonic() - told > SILENT_S:
@@ -120,32 +120,15 @@ class CudaGraphs:
         self.step.inputs.pad_all()
         of_forward, of_sample = self.step.forward_key(key), self.step.sample_key(key)
         if of_forward not in self._forward:
-            self._forward[of_forward] = self._captured(self.step.forward, of_forward)
+            self._forward[of_forward] = self._recorder.record(partial(self.step.forward, of_forward))
         if self.step.sent is None and of_sample not in self._sample:
-            self._sample[of_sample] = self._captured(self.step.sample, of_sample)
+            self._sample[of_sample] = self._recorder.record(partial(self.step.sample, of_sample))
         insort(self._sizes.setdefault(key.kind, []), key.size)
 
     def pool_bytes(self) -> int:
         """Temporary memory that the graphs share. What the driver keeps of each, some MiB, does not count: the device
         tells it only together with what other processes take."""
-        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return sum(segment["total_size"] for segment in segments if segment["segment_pool_id"] == self._pool)
-
-    def _captured(self, run: Callable[[StepKey], None], key: StepKey) -> torch.cuda.CUDAGraph:
-        """Run once on the side stream (compiles kernels, makes library workspaces), then record."""
-        current = torch.cuda.current_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            run(key)
-            # Only this thread's calls are checked: others may use the device meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                run(key)
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._stream)
-        return graph
+        return self._recorder.pool_bytes()
 
 
 def measure(step: StaticStep, device: torch.device) -> int:
@@ -171,16 +154,3 @@ def measure(step: StaticStep, device: torch.device) -> int:
     grown = pools[1] - pools[0]
     largest, each = max(0, free[0] - free[1]), max(MIB, min(free[1] - free[2], grown + MOST_OF_DRIVER))
     return largest + each * len(others)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A collector that frees device memory in the midst of a capture would spoil it."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 
 from app.layers.cross_attention import LENGTHS, SLOTS
 from app.models.encoder_decoder import EncoderDecoder
+from app.platforms import platform_of
 from app.platforms.to_device import to_device
 from app.records.encoder_input import EncoderInput, encoder_input_of
-from app.records.step import ModelRunnerOutput, NewRequest
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.records.worker_info import WorkerInfo
 from app.worker.attention.kv_cache import KVCache
 from app.worker.features.context import FeatureContext
 from app.worker.lora.slot_table import SlotTable
 from app.worker.media.media import HITS, QUERIES
+from app.worker.rows.pending_step import StepClock, StepResults
 from app.worker.rows.step_inputs import StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
 
@@ -48,6 +50,7 @@ class EncoderInputs(WorkerFeature):
         self._rows: dict[int, EncoderInput] = {}
         self._missing: dict[int, EncoderInput] = {}  # what is to be encoded into slots
         self._figures: dict[str, float] = {}
+        self._runtime, self._apart = platform_of(device).runtime, tuple[StepClock, ...]()
 
     # ---- rows
 
@@ -81,7 +84,12 @@ class EncoderInputs(WorkerFeature):
         """Brings slots and lengths int32 [T] of the tokens' requests."""
         if view.host is not None and self._missing:
             wanted = dict.fromkeys(self._slot.values[view.host.rows].tolist())
-            self._encode({slot: self._missing.pop(slot) for slot in wanted if slot in self._missing})
+            missing = {slot: self._missing.pop(slot) for slot in wanted if slot in self._missing}
+            if missing:
+                clock = StepClock(self._runtime)
+                self._encode(missing)
+                clock.stop()
+                self._apart = (clock,)
         view.layer_inputs[SLOTS] = view.of_tokens(SLOT)
         view.layer_inputs[LENGTHS] = view.of_tokens("encoded_length")
 
@@ -101,6 +109,11 @@ class EncoderInputs(WorkerFeature):
     def _places(self, slots: Sequence[int], lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
         for slot, length in zip(slots, lengths, strict=True):
             yield np.arange(length, dtype=np.int64) + slot * self._slot_tokens
+
+    def after(self, step: SchedulerOutput, results: StepResults) -> None:
+        """Tell the encoder's time, which is no token's."""
+        if self._apart:
+            results.apart, self._apart = (*results.apart, *self._apart), ()
 
     # ---- memory, weights and figures
 

@@ -20,15 +20,19 @@ from app.layers.picture_attention import SPANS, PictureAttention
 from app.layers.rotary import ROPE_POSITIONS
 from app.layers.shown import show
 from app.models.multimodal.base import MediaEncoder, Picture, SeeingModel
+from app.platforms import platform_of
 from app.platforms.to_device import to_device
 from app.records.media import VALUE_TYPES, MediaItem, media_of
 from app.records.sized_cache import SizedCache
-from app.records.step import ModelRunnerOutput, NewRequest
+from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.records.worker_info import WorkerInfo
 from app.worker.features.context import FeatureContext
+from app.worker.media.encoder_graphs import NoGraphs, create_graphs
 from app.worker.media.shown_prompt import Int64Array, PositionRule, ShownItem, rope_positions, shown_items
+from app.worker.rows.pending_step import StepClock, StepResults
 from app.worker.rows.step_inputs import HostRows, StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
+from app.worker.warmup.plan import PICTURES
 
 QUERIES, HITS = "mm_cache_queries", "mm_cache_hits"  # figures
 
@@ -95,10 +99,16 @@ class Media(WorkerFeature):
     """Holds the prompts with pictures that rows are computing."""
 
     def __init__(
-        self, model: SeeingModel, inputs: StepInputs, device: torch.device, dtype: torch.dtype, limits: EncoderLimits
+        self,
+        model: SeeingModel,
+        inputs: StepInputs,
+        device: torch.device,
+        dtype: torch.dtype,
+        limits: EncoderLimits,
+        graphs: NoGraphs,
     ) -> None:
         assert model.media is not None
-        self._dtype = dtype
+        self._dtype, self._graphs = dtype, graphs
         self._model, self._media, self._device, self._limits = model, model.media, device, limits
         self._encoders = [encoder for encoder in (model.encoder, model.ears) if encoder is not None]
         self._rule = PositionRule(model.media.spatial_merge, model.rope_seconds, model.positions_by_time)
@@ -106,6 +116,7 @@ class Media(WorkerFeature):
         self._cache: SizedCache[torch.Tensor] = SizedCache(limits.cache_bytes)
         self._rows: dict[int, _Row] = {}
         self._figures = _Figures()
+        self._runtime, self._apart = platform_of(device).runtime, list[StepClock]()
 
     # ---- rows
 
@@ -199,9 +210,35 @@ class Media(WorkerFeature):
                 found[item.digest] = kept
         self._figures.add(QUERIES, len(found) + len(missing))
         self._figures.add(HITS, len(found))
-        for group in self._groups(missing.values()):
-            found |= self._encode(group)
+        if missing:
+            clock = StepClock(self._runtime)
+            found |= self._made(missing.values())
+            clock.stop()
+            self._apart.append(clock)
         return found
+
+    def _made(self, items: Iterable[MediaItem]) -> dict[bytes, torch.Tensor]:
+        """Embeddings of new items: those of common sizes are replayed one by one, others encoded together."""
+        made: dict[bytes, torch.Tensor] = {}
+        others: list[MediaItem] = []
+        for item in items:
+            own = self._graphs.encode(self._picture(item)) if self._is_recorded(item) else None
+            if own is None:
+                others.append(item)
+            else:
+                made[item.digest] = own
+                self._cache.keep(item.digest, own, own.nbytes)
+        for group in self._groups(others):
+            made |= self._encode(group)
+        return made
+
+    def _is_recorded(self, item: MediaItem) -> bool:
+        return item.kind != "audio" and self._graphs.serves(item.shape, item.grid)
+
+    def after(self, step: SchedulerOutput, results: StepResults) -> None:
+        """Tell the encoder's time, which is no token's."""
+        if self._apart:
+            results.apart, self._apart = (*results.apart, *self._apart), []
 
     def _groups(self, items: Iterable[MediaItem]) -> list[list[MediaItem]]:
         """Items that one call encodes: no more of them than the memory of calls was measured for."""
@@ -254,6 +291,7 @@ class Media(WorkerFeature):
         """Encode the largest items there may be, and attend to one behind the longest prompt."""
         for encoder in self._encoders:
             encoder([encoder.largest(self._limits.max_item_tokens)])
+        self._graphs.start()
         if self._model.seen_both_ways:
             layers = [layer for layer in self._model.modules() if isinstance(layer, PictureAttention)]
             widest = max(layers, key=lambda layer: layer.sliding_window is None)
@@ -269,10 +307,16 @@ class Media(WorkerFeature):
     def weights_leave(self) -> None:
         """Give the memory back."""
         self._cache.clear()
+        self._graphs.release()
 
     def weights_change(self, whole: bool) -> None:
         """Forget what the weights so far gave."""
         self._cache.clear()
+        self._graphs.release()
+
+    def weights_return(self) -> None:
+        """Record what a start does."""
+        self._graphs.start()
 
     def report(self, output: ModelRunnerOutput) -> None:
         """Items encoded and found."""
@@ -292,4 +336,6 @@ def create(context: FeatureContext) -> Media | None:
     config = context.config
     longest = context.state.token_ids.shape[1]
     limits = EncoderLimits(config.encoder_cache_bytes, config.max_item_tokens, (1 + model.num_deep) * width, longest)
-    return Media(model, context.state.inputs, context.state.device, context.forward.dtype, limits)
+    device = context.state.device
+    graphs = create_graphs(config, model.encoder, device, PICTURES)
+    return Media(model, context.state.inputs, device, context.forward.dtype, limits, graphs)

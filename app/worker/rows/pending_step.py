@@ -65,6 +65,7 @@ class StepResults:
     num_logits: NDArray[np.int64] | None = None  # [N] of how many
     draft_indices: NDArray[np.int32] | None = None  # see ProposedDrafts
     drafts: torch.Tensor | None = None  # int32 [G, P]
+    apart: tuple[StepClock, ...] = ()  # times of what the step did beside its tokens
     is_static: bool = False  # the tensors are those of a static step, which the next one overwrites
 
 
@@ -154,6 +155,7 @@ class PendingStep:
             prompt_logprobs=_prompt_logprobs(host),
             drafts=None if host.drafts is None else _drafts(host.draft_indices, host.drafts),
             step_time_s=self._clock.elapsed_s(),
+            apart_s=sum(clock.elapsed_s() for clock in self._results.apart),
             pooled=None if host.pooled is None else host.pooled.arrays(),
         )
 

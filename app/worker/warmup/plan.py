@@ -18,6 +18,7 @@ from app.config.engine import EngineConfig
 # by nothing any more that the largest step has not, too.
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
 PREFILLS = (16, 32, *range(64, 513, 64), 1024)
+PICTURES = (1024, 576, 256, 64)  # tokens of square pictures whose encoding is recorded, the largest first
 MIXED_PREFILL = 128  # tokens of the request that comes beside decodes
 # Kernels of experts are chosen by how many tokens an expert has: these meet all of the families' (a test holds it).
 EXPERT_PREFILLS = (10, 72, 96, 144, 256, 320, 512, 2048, 4096, 8192)

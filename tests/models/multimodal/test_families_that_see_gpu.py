@@ -27,7 +27,9 @@ pytestmark = [
 MAX_TOKENS = 6
 
 
-def tokens_of(name: str, chunk: int, prompts: list[tuple[list[int], MediaAsk]]) -> list[list[int]]:
+def tokens_of(
+    name: str, chunk: int, prompts: list[tuple[list[int], MediaAsk]], *, one_by_one: bool = False
+) -> list[list[int]]:
     """What the engine answers each prompt, with its graphs."""
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": CHUNKS.get(name, chunk), "num_blocks": 128}
     config = EngineConfig(
@@ -42,7 +44,9 @@ def tokens_of(name: str, chunk: int, prompts: list[tuple[list[int], MediaAsk]]) 
             EngineRequest(f"r{i}", tokens, params, asks=(ask,) if ask.items else ())
             for i, (tokens, ask) in enumerate(prompts)
         ]
-        found = run(core, requests).tokens
+        found: dict[str, list[int]] = {}
+        for batch in [[one] for one in requests] if one_by_one else [requests]:
+            found |= run(core, batch).tokens
         return [found[f"r{i}"] for i in range(len(prompts))]
     finally:
         core.shutdown()
@@ -60,3 +64,10 @@ def test_tokens_are_those_of_transformers(name: str, chunk: int) -> None:
 def test_tokens_behind_videos_are_those_of_transformers(name: str, chunk: int) -> None:
     own = videos.prompt(name)
     assert tokens_of(name, chunk, [own]) == [videos.judged(name, *own, MAX_TOKENS)[1]]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("qwen", "llava", "internvl", "glm"))])
+def test_pictures_of_common_sizes_are_replayed_and_tokens_are_those_of_transformers(name: str) -> None:
+    """One behind the other, so that each size comes alone, again and again."""
+    prompts = [prompt_of(name, [[5, 6, 7], (6, 8, seed), [8, 9]]) for seed in range(1, 7)]
+    assert tokens_of(name, 256, prompts, one_by_one=True) == [judged(name, *own, MAX_TOKENS)[1] for own in prompts]

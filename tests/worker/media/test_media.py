@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from app.checkpoints.model_info import ModelInfo
+from app.config.engine import EngineConfig
+from app.engine.core import EngineCore
+from app.engine.executor.in_process import InProcessExecutor
 from app.layers import picture_attention
 from app.layers.rotary import ROPE_POSITIONS
 from app.models.multimodal.qwen_vision import TABLE_BYTES
+from app.records.request import EngineRequest
 from app.worker.media.media import HITS, QUERIES, Media
+from tests.engine.core_driver import KEY, run
 from tests.tiny_media import prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, greedy
 
@@ -118,3 +125,24 @@ def test_attention_both_ways_is_in_what_is_measured(monkeypatch: pytest.MonkeyPa
         feature.run_largest()
     assert seen == [((4, 2, 32), True, None)]
     driver.worker.shutdown()
+
+
+def test_an_encoder_takes_no_time_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tokens seem dear, and prompts with pictures are cut short."""
+    config = EngineConfig(
+        model=str(tiny_media_model("qwen3_vl")), max_model_len=128, num_blocks=64, max_num_seqs=4,
+    )  # fmt: skip
+    core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
+    core.start()
+    encode, slow_s = Media._encode, 0.5
+
+    def slow(feature: Media, items: Any) -> Any:
+        time.sleep(slow_s)
+        return encode(feature, items)
+
+    monkeypatch.setattr(Media, "_encode", slow)
+    tokens, ask = prompt_of("qwen3_vl", [[5, 6], (4, 6, 1), [7, 8]])
+    run(core, [EngineRequest("r", tokens, greedy(1), asks=(ask,))])
+    costs = core.scheduler._statistics.costs
+    assert 0 < costs.prefill_token_s * len(tokens) < slow_s
+    core.shutdown()
