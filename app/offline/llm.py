@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import ValidationError
@@ -51,6 +52,7 @@ from app.text.model_media import ModelMedia
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
+MOST_DECODERS = 8  # processes that decode pictures
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
 
 PartT = TypeVar("PartT")
@@ -74,7 +76,7 @@ class LLM:
         self._chat_template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         key = secrets.token_bytes(32)
         self._core = EngineCore(self.config, info, create_executor(self.config), key, given=given)
-        self._reader = MediaReader(MediaConfig(), key)
+        self._reader = MediaReader(MediaConfig(max_decoders=min(MOST_DECODERS, os.cpu_count() or 1)), key)
         self._is_updating = False
         self._num_updates = 0
         try:
@@ -192,7 +194,7 @@ class LLM:
         with vLLM. `lora_request` is the adapter (enable_lora) of all prompts, or one for each. Results are in the order
         of the prompts. Raises InvalidRequestError (before anything runs) naming the prompt at fault.
         """
-        encoded = [self._encoder.encoded(prompt) for prompt in as_list(prompts)]
+        encoded = self._encoder.each(self._encoder.encoded, as_list(prompts))
         return self._generate(encoded, sampling_params, use_tqdm, lora_request)
 
     def _generate(
@@ -223,16 +225,14 @@ class LLM:
         check_conversations(messages)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)
-        prompts = [
-            self._encoder.rendered(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
+        rendered = partial(
+            self._encoder.rendered,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompts = self._encoder.each(rendered, conversations)
         return self._generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def render_chat(self, messages: Conversation, **options: Any) -> tuple[str, list[int]]:
@@ -252,7 +252,7 @@ class LLM:
         MantaError when the engine fails on one.
         """
         return self._ready(self._beams).run(
-            [self._encoder.encoded(prompt) for prompt in as_list(prompts)], params, use_tqdm
+            self._encoder.each(self._encoder.encoded, as_list(prompts)), params, use_tqdm
         )
 
     # ---- work of pooling models. For all four, `truncate_prompt_tokens` cuts longer prompts at their end, -1 to what

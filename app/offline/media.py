@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,6 +26,7 @@ from app.text.placeholders import Placeholders, encode_pieces, picture_alone, wi
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 
+ItemT = TypeVar("ItemT")
 _OWN_FORMS = ("image", "image_pil")  # of a part of a message, beside OpenAI's
 _URLS: Mapping[Any, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 _IN_PNG = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
@@ -36,6 +38,13 @@ class PromptEncoder:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
+
+    def each(self, encode: Callable[[ItemT], Encoded], items: Sequence[ItemT]) -> list[Encoded]:
+        """Prompts of several items in their order, pictures of several decoded side by side."""
+        if self._model.media is None or len(items) < 2:
+            return [encode(item) for item in items]
+        with ThreadPoolExecutor(self._model.media.reader.config.max_decoders) as pool:
+            return list(pool.map(encode, items))
 
     def encoded(self, prompt: Prompt) -> Encoded:
         """A prompt in any of its forms; where it has media, it says by the model's own placeholder where they go."""
@@ -136,7 +145,9 @@ def _picture_file(image: Any, max_bytes: int) -> bytes:
         what = "a picture is one of Pillow's, an array of uint8 [H, W, 3], the bytes of a file or a data URL"
         raise InvalidRequestError(f"{what}, not {type(image).__name__}")
     out = io.BytesIO()
-    (image if image.mode in _IN_PNG else image.convert("RGB")).save(out, "PNG", compress_level=1)
+    is_small = 4 * image.width * image.height < max_bytes  # then it is not worth the time to make it smaller
+    shown = image if image.mode in _IN_PNG else image.convert("RGB")
+    shown.save(out, "PNG", compress_level=0 if is_small else 1)
     return out.getvalue()
 
 
