@@ -62,7 +62,7 @@ class MediaEncoder(Layer):
         raise NotImplementedError
 
     def constants(self, grid: tuple[int, int, int]) -> object:
-        """What encoding a picture of a grid reads beside weights and pixels, and may be forgotten between pictures."""
+        """Returns what encoding a picture of a grid reads beside weights and pixels; nobody else may hold it."""
         return None
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

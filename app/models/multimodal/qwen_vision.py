@@ -214,7 +214,7 @@ class GridVision(MediaEncoder):
         )
 
     def _plans(self, frames: Sequence[list[int]], windows: Sequence[list[int]]) -> tuple[EncoderPlan, EncoderPlan]:
-        """What patches see of each other, of pictures with these frames and windows."""
+        """Plans what patches see of each other, of pictures with these frames and windows."""
         whole = plan_encoder(_starts(frames), self.device, self.head_dim)
         return whole, plan_encoder(_starts(windows), self.device, self.head_dim) if self.window else whole
 

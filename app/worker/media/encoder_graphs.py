@@ -43,7 +43,7 @@ class _Recorded:
 
 
 class NoGraphs:
-    """Where there are none."""
+    """Stands where there are none."""
 
     def start(self) -> None:
         """Nothing is recorded."""
@@ -144,7 +144,7 @@ class EncoderGraphs(NoGraphs):
         return _Recorded(graph, pixels, out, self._encoder.constants(picture.grid))
 
     def _make_room(self) -> None:
-        """What recordings read and write beside their own memory: as large as the largest needs it."""
+        """Make what recordings read and write beside their own memory: as large as the largest needs it."""
         largest = self._encoder.largest(self._squares[0])
         embeddings = self._encoder([largest])
         num_deep, count, width = embeddings.shape

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,15 +134,12 @@ def test_an_encoder_takes_no_time_of_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     )  # fmt: skip
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
     core.start()
-    encode, slow_s = Media._encode, 0.5
-
-    def slow(feature: Media, items: Any) -> Any:
-        time.sleep(slow_s)
-        return encode(feature, items)
-
-    monkeypatch.setattr(Media, "_encode", slow)
+    clock = SimpleNamespace(stop=lambda: None, elapsed_s=lambda: 1e6)
+    monkeypatch.setattr("app.worker.media.media.StepClock", lambda _: clock)
     tokens, ask = prompt_of("qwen3_vl", [[5, 6], (4, 6, 1), [7, 8]])
     run(core, [EngineRequest("r", tokens, greedy(1), asks=(ask,))])
     costs = core.scheduler._statistics.costs
-    assert 0 < costs.prefill_token_s * len(tokens) < slow_s
+    assert costs.prefill_token_s == 0
+    run(core, [EngineRequest("text", [5, 6, 7], greedy(1))])
+    assert costs.prefill_token_s > 0
     core.shutdown()
