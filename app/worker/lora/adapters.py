@@ -60,6 +60,7 @@ class Adapters(WorkerFeature):
         self._reading: dict[bytes, Future[HostAdapter]] = {}  # on their way there
         self._sizes: dict[bytes, int] = {}  # of both, in bytes
         self._began: dict[bytes, float] = {}  # when the reading did
+        self._checked: tuple[str, AdapterFiles, int] | None = None  # the last one
         self._threads = ThreadPoolExecutor(1, "adapters")
         self._step, self._fitting = AdapterStep(), Fitting(pool)
         self._token_slots: torch.Tensor | None = None  # of the step that is being computed
@@ -79,18 +80,26 @@ class Adapters(WorkerFeature):
     def check_adapter(self, directory: str) -> AdapterFiles:
         """The files of an adapter, of which the headers alone were read. CheckpointError, UnsupportedError and
         InvalidRequestError name what is wrong with it."""
-        return self._checked(directory)[0]
-
-    def _checked(self, directory: str) -> tuple[AdapterFiles, int]:
-        """The files, and the memory of the host that the adapter will take."""
         files = AdapterFiles.read(directory, self._max_rank)
-        return files, self._pool.host_bytes(files.rank, self._reader.check(files))
+        size = self._pool.host_bytes(files.rank, self._reader.check(files))
+        self._checked = directory, files, size
+        return files
+
+    def _just_checked(self, directory: str) -> tuple[AdapterFiles, int]:
+        """The files, and the memory of the host that the adapter will take. Checked once, as that keeps steps waiting:
+        what has changed since then has another digest."""
+        if self._checked is None or self._checked[0] != directory:
+            self.check_adapter(directory)
+        assert self._checked is not None
+        _, files, size = self._checked
+        self._checked = None
+        return files, size
 
     def read_adapter(self, directory: str, digest: bytes) -> None:
         """Begin to take an adapter into host memory, beside the steps; errors of `check_adapter`."""
         if digest in self._loaded or digest in self._reading:
             return
-        files, size = self._checked(directory)
+        files, size = self._just_checked(directory)
         self._check_memory(size)
         self._reading[digest] = self._threads.submit(self._read, files, digest)
         self._sizes[digest] = size
