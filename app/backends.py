@@ -101,7 +101,10 @@ LOAD_FORMATS: Registry[Any] = Registry(
 # What finds adapters by names that nobody has served yet: classes of AdapterResolver (app/checkpoints/adapters).
 ADAPTER_RESOLVERS: Registry[Any] = Registry(
     "adapter resolver",
-    {"directory": "app.checkpoints.adapters.directory_resolver:DirectoryResolver"},
+    {
+        "directory": "app.checkpoints.adapters.directory_resolver:DirectoryResolver",
+        "hub": "app.checkpoints.adapters.hub_resolver:HubResolver",
+    },
     PluginGroup("adapter_resolvers", "app.checkpoints.adapters.adapter_resolver:AdapterResolver"),
 )
 

@@ -22,7 +22,7 @@ MAY_UNPICKLE = {
     "loading/load_formats/pt.py",  # the name of an error; it loads tensors only, see test_no_text_becomes_code
 }
 # What a command of the user's own asks, the address that this server itself announces, a driver of its workers, the hub
-# that the operator names a model of, and hosts of pictures that the operator names.
+# that the operator names a model of or repositories of adapters on, and hosts of pictures that the operator names.
 MAY_CONNECT = {
     "cli/check_determinism.py",
     "cli/cluster.py",
@@ -32,6 +32,7 @@ MAY_CONNECT = {
     "deployments/ingress/announcement.py",
     "engine/executor/worker_group/rendezvous.py",
     "checkpoints/hub.py",
+    "checkpoints/adapters/hub_resolver.py",
     "media/fetching.py",
 }
 READS_OBJECTS = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")

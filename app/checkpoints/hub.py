@@ -68,18 +68,23 @@ def commit_of(directory: Path) -> str | None:
 
 
 def _download(repository: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
+    with _clear_errors(repository, revision):
+        return download(repository, revision, download_dir, patterns)
+
+
+def download(repository: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
+    """Bring the files that match, and return their directory. What is raised is huggingface_hub's."""
     from huggingface_hub import snapshot_download
 
-    with _clear_errors(repository, revision):
-        path = snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=download_dir,
-            endpoint=os.environ.get("HF_ENDPOINT"),
-            local_files_only=_is_offline(),
-            allow_patterns=list(patterns),
-            ignore_patterns=list(NOT_OURS),
-        )
+    path = snapshot_download(
+        repository,
+        revision=revision,
+        cache_dir=download_dir,
+        endpoint=os.environ.get("HF_ENDPOINT"),
+        local_files_only=is_offline(),
+        allow_patterns=list(patterns),
+        ignore_patterns=list(NOT_OURS),
+    )
     return Path(path)
 
 
@@ -106,7 +111,7 @@ def _clear_errors(repository: str, revision: str | None) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise fail(f"no such path, nor the name of a repository: {error}") from None
     except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, errors.OfflineModeIsEnabled):
-        if _is_offline():
+        if is_offline():
             raise fail("not (wholly) downloaded yet, and HF_HUB_OFFLINE forbids to do so now") from None
         raise fail(f"no such path, not downloaded yet, and {hub} cannot be reached") from None
     except (errors.HfHubHTTPError, HTTPError, OSError) as error:
@@ -118,5 +123,6 @@ def _reason(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
+    """True if the environment forbids to download."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")

@@ -19,6 +19,12 @@ BUILT_IN_MODEL, BUILT_IN_ADAPTER = "tiny-chat", "tiny-chat-pirate"
 AdapterPath = Annotated[str, Field(pattern=f"^(/|{BUILT_IN_ADAPTER}$)", max_length=4096)]
 
 
+_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+AdapterRepository = Annotated[
+    str, Field(pattern=rf"^{_REPOSITORY}/(\*|{_REPOSITORY}(@[A-Za-z0-9][A-Za-z0-9_./-]{{0,95}})?)$")
+]
+
+
 class ModelConfig(Frozen):
     """One served model: its name on the wire, its engine, its replicas."""
 
@@ -34,13 +40,23 @@ class ModelConfig(Frozen):
     adapter_resolver: Annotated[str, OneOf(ADAPTER_RESOLVERS)] | None = Field(
         None,
         description="Look for an adapter where a request's `model` is no known name, and serve it from then on. "
-        "`directory`: the one of that name in adapter_directory; plugins. When not given, nothing is looked for.",
+        "`directory`: the one of that name in adapter_directory; `hub`: that of adapter_repositories, downloaded to "
+        "adapter_directory; plugins. When not given, nothing is looked for.",
     )
     adapter_directory: str | None = Field(
         None,
         pattern="^/",
         max_length=4096,
         description="Directory that looked-up adapters lie under, links followed, on every node.",
+    )
+    adapter_repositories: tuple[AdapterRepository, ...] = Field(
+        (),
+        description="Repositories of a hub (HF_ENDPOINT, HF_TOKEN) that adapters are looked for in: organisation/name, "
+        "organisation/name@revision, or organisation/* for all of an organisation's.",
+        max_length=1024,
+    )
+    adapter_download_bytes: int = Field(
+        20 << 30, ge=0, description="Most bytes that adapters of a hub take in adapter_directory; more are refused."
     )
     engine: EngineConfig = EngineConfig()
     num_replicas: int = Field(1, ge=1, description="Engine replicas, where their number stays the same.")
@@ -136,6 +152,8 @@ class ModelConfig(Frozen):
             raise ValueError("adapter_resolver: engine.enable_lora is off")
         if (self.adapter_resolver is None) != (self.adapter_directory is None):
             raise ValueError("adapter_resolver and adapter_directory: give both, or neither")
+        if bool(self.adapter_repositories) != (self.adapter_resolver == "hub"):
+            raise ValueError("adapter_repositories and adapter_resolver: hub: give both, or neither")
         return self
 
     @field_validator("gpus_per_worker")

@@ -23,6 +23,8 @@ class Mirror:
         self.downloaded: list[str] = []
         self.requests = 0
         self.url = ""
+        self.commits = [COMMIT]  # the last one is the newest
+        self.says_sizes = True
 
     def answer(self, path: str, method: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
@@ -34,26 +36,29 @@ class Mirror:
         if name == "gated" and token != f"Bearer {TOKEN}":
             return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}, b""
         if not api:
-            return self._file("/".join(rest[2:]), method)
+            return self._file("/".join(rest[2:]), rest[1], method)
         kind, revision = rest[0], rest[1]
-        if revision not in ("main", "v1", COMMIT):
+        if revision not in ("main", "v1", *self.commits):
             return 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b""
         files = sorted(path for path in self.directory.rglob("*") if path.is_file())
         entries = [
             {"type": "file", "path": str(file.relative_to(self.directory)), "size": file.stat().st_size, "oid": _oid(file)}  # noqa: E501
             for file in files
         ]  # fmt: skip
-        siblings = [{"rfilename": entry["path"]} for entry in entries]
-        body = entries if kind == "tree" else {"id": f"{org}/{name}", "sha": COMMIT, "siblings": siblings}
+        sizes = [{"size": entry["size"]} if self.says_sizes else {} for entry in entries]
+        siblings = [{"rfilename": entry["path"], **size} for entry, size in zip(entries, sizes, strict=True)]
+        commit = revision if revision in self.commits else self.commits[-1]
+        body = entries if kind == "tree" else {"id": f"{org}/{name}", "sha": commit, "siblings": siblings}
         return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
 
-    def _file(self, name: str, method: str) -> tuple[int, dict[str, str], bytes]:
+    def _file(self, name: str, revision: str, method: str) -> tuple[int, dict[str, str], bytes]:
         file = self.directory / name
         if not file.is_file():
             return 404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b""
         if method == "GET":
             self.downloaded.append(name)
-        return 200, {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}, file.read_bytes()
+        commit = revision if revision in self.commits else self.commits[-1]
+        return 200, {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}, file.read_bytes()
 
 
 def _oid(file: Path) -> str:

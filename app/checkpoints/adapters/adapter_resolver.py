@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.config.model import ModelConfig
 
 
 class AdapterResolver(ABC):
@@ -13,6 +17,11 @@ class AdapterResolver(ABC):
     def __init__(self, root: Path) -> None:
         """`root`: the directory that all adapters it finds lie under (`adapter_directory`)."""
         self.root = root
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> AdapterResolver:
+        """Makes that of a model, which has an `adapter_directory`."""
+        return cls(Path(config.adapter_directory or ""))
 
     @abstractmethod
     def find(self, name: str) -> Path | None:

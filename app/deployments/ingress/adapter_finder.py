@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from app.backends import ADAPTER_RESOLVERS
 from app.checkpoints.adapters.adapter_resolver import AdapterResolver
@@ -125,7 +124,7 @@ class AdapterFinder:
 def create_resolvers(models: Iterable[ModelConfig]) -> dict[str, AdapterResolver]:
     """Makes those of the models that have one. ConfigError names a plugin that is broken."""
     return {
-        model.name: ADAPTER_RESOLVERS.load(model.adapter_resolver)(Path(model.adapter_directory))
+        model.name: ADAPTER_RESOLVERS.load(model.adapter_resolver).of(model)
         for model in models
         if model.adapter_resolver is not None and model.adapter_directory is not None
     }
