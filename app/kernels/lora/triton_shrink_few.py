@@ -35,6 +35,13 @@ def _fetch(p_second, o_line, N):
     )
 
 
+@triton.jit
+def _job(p_jobs, i_job, num_jobs):
+    """Slot and tile of a job; those behind the last one are -1, 0."""
+    b_slot = tl.load(p_jobs + i_job, mask=i_job < num_jobs, other=-1)
+    return b_slot.to(tl.int64), tl.load(p_jobs + num_jobs + i_job, mask=i_job < num_jobs, other=0)
+
+
 @beside_others
 @triton.jit(do_not_specialize=["T", "num_jobs"])
 def shrink_few_kernel(
@@ -54,12 +61,14 @@ def shrink_few_kernel(
     o_m, o_k, o_r = tl.arange(0, BM), i_slice * SLICE + tl.arange(0, BK), tl.arange(0, 16)
     count = tl.load(p_jobs + 2 * num_jobs)
     b_row = tl.load(p_slots + o_m, mask=o_m < T, other=-1)
+    # The first job is on its way with their number: each wait for memory is a tenth of the launch.
+    first_slot, first_tile = _job(p_jobs, i_group, num_jobs)
     if i_group >= count:
         return
     p_rows = p_x + o_m[:, None] * stride_x + o_k[None, :]
     p_sums = p_shares + (i_part * SLICES * BM + o_m[:, None]) * RANKS + o_r[None, :]
+    b_slot, b_tile = first_slot, first_tile
     for i_job in range(i_group, count, GROUPS):
-        b_slot, b_tile = tl.load(p_jobs + i_job).to(tl.int64), tl.load(p_jobs + num_jobs + i_job)
         m_own = (b_row == b_slot)[:, None]
         p_a = p_first + b_slot * stride_slot + b_tile * stride_tile + (i_part * 16 + o_r[:, None]) * K + o_k[None, :]
         b_acc = tl.zeros([BM, 16], dtype=tl.float32)
@@ -70,6 +79,7 @@ def shrink_few_kernel(
             o_line = (i_part * SLICES + i_slice) * LINES + tl.arange(0, LINES)
             _fetch(p_second + b_slot * stride_back_slot + b_tile * stride_back_tile, o_line, N)
         tl.store(p_sums + i_slice * BM * RANKS + b_tile * 16, b_acc, mask=m_own)
+        b_slot, b_tile = _job(p_jobs, i_job + GROUPS, num_jobs)
     tl.debug_barrier()  # all threads have stored before one of them says so
     i_counter = i_part * GROUPS + i_group
     arrived = tl.atomic_add(p_arrived + i_counter, 1, sem="acq_rel")
@@ -82,8 +92,8 @@ def shrink_few_kernel(
         b_squares = tl.load(p_squares + o_m[:, None] * Q + o_q, mask=(o_m[:, None] < T) & (o_q < Q), other=0.0)
         b_scale = tl.rsqrt(tl.sum(b_squares, 1)[:, None] / K + eps)
     p_h = p_hidden + (o_m[:, None] * PARTS + i_part) * RANKS + o_r[None, :]
+    b_slot, b_tile = first_slot, first_tile
     for i_job in range(i_group, count, GROUPS):
-        b_slot, b_tile = tl.load(p_jobs + i_job), tl.load(p_jobs + num_jobs + i_job)
         m_own = (b_row == b_slot)[:, None]
         b_sum = tl.zeros([BM, 16], dtype=tl.float32)
         for i in tl.static_range(0, SLICES):
@@ -92,6 +102,7 @@ def shrink_few_kernel(
         if p_squares is not None:
             b_sum *= b_scale
         tl.store(p_h + b_tile * 16, b_sum.to(p_hidden.dtype.element_ty), mask=m_own)
+        b_slot, b_tile = _job(p_jobs, i_job + GROUPS, num_jobs)
 
 
 def slice_of(size: int) -> int | None:
