@@ -54,6 +54,13 @@ class ServedModel:
         return self.parent or self.name
 
     @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """Returns what a request may bring: of a model that transcribes, sounds alone."""
+        if self.speech is not None:
+            return ("audio",)
+        return "text", *(self.media.kinds if self.media is not None else ())
+
+    @property
     def message_marks(self) -> frozenset[int]:
         """Returns the tokens that open messages in its prompts: found once, by its chat template."""
         if self._marks is None:

@@ -40,6 +40,7 @@ def _describe(name: str, model: ServedModel) -> dict[str, Any]:
         "root": model.root or model.name,
         "parent": model.parent,
         "max_model_len": model.max_model_len,
+        "input_modalities": list(model.input_modalities),
     }
 
 

@@ -4,6 +4,7 @@ import { Answer } from "./answer.js";
 import { KeyForm, apiKey, keepKey } from "./key.js";
 import { element } from "./markdown.js";
 import { Pictures, filesOf, isPicture } from "./pictures.js";
+import { Sounds, isSound, soundPart } from "./sounds.js";
 import { ChatError, listModels, streamChat } from "./stream.js";
 import { installTheme } from "./theme.js";
 import { AnswerView, ToolResultView, UserView, copy } from "./view.js";
@@ -87,6 +88,7 @@ async function fillModels() {
     const label = (model) => (model.parent ? `${model.id} (adapter of ${model.parent})` : model.id);
     picker.replaceChildren(...models.map((model) => new Option(label(model), model.id, false, model.id === wanted)));
     log.querySelector(".notice")?.remove();
+    sounds.offer(models, picker.value);
     if (refused) retry();
   } catch (error) {
     if (error.status === 401) askForKey(error.said);
@@ -95,6 +97,13 @@ async function fillModels() {
 }
 
 const pictures = new Pictures($("pictures"), notice);
+const sounds = new Sounds($("record"), $("sounds"), { onProblem: notice, onText: write });
+
+function write(text) {
+  prompt.value = [prompt.value.trim(), text.trim()].filter(Boolean).join(" ");
+  fitPrompt();
+  prompt.focus();
+}
 
 const keyForm = new KeyForm(() => {
   $("api-key").value = apiKey();
@@ -116,8 +125,8 @@ function apiMessages() {
   const made = system ? [{ role: "system", content: system }] : [];
   for (const message of messages) {
     if (message.role !== "assistant") {
-      const { name, pictures: shown, ...rest } = message;
-      made.push(shown?.length ? { ...rest, content: parts(rest.content, shown) } : rest);
+      const { name, pictures: shown = [], sounds: heard = [], ...rest } = message;
+      made.push(shown.length || heard.length ? { ...rest, content: parts(rest.content, shown, heard) } : rest);
     } else if (message.content || message.calls.length) {
       made.push(assistantMessage(message));
     }
@@ -125,8 +134,9 @@ function apiMessages() {
   return made;
 }
 
-function parts(text, shown) {
+function parts(text, shown, heard) {
   const made = shown.filter(isPicture).map((url) => ({ type: "image_url", image_url: { url } }));
+  made.push(...heard.filter(isSound).map(soundPart));
   return text ? [...made, { type: "text", text }] : made;
 }
 
@@ -189,9 +199,11 @@ function scrollDown(force) {
 // --- one request ------------------------------------------------------------------------------------------------
 
 function say(text) {
-  if (running || !(text.trim() || pictures.urls.length)) return;
+  if (running || !(text.trim() || pictures.urls.length || sounds.urls.length)) return;
   const shown = pictures.take();
-  messages.push({ role: "user", content: text.trim(), ...(shown.length && { pictures: shown }) });
+  const heard = sounds.take();
+  const media = { ...(shown.length && { pictures: shown }), ...(heard.length && { sounds: heard }) };
+  messages.push({ role: "user", content: text.trim(), ...media });
   drawMessage(messages.at(-1));
   prompt.value = "";
   fitPrompt();
@@ -340,6 +352,7 @@ function wire() {
   options.addEventListener("submit", (event) => event.preventDefault());
   options.addEventListener("input", saveSettings);
   $("api-key").addEventListener("change", fillModels);
+  $("model").addEventListener("change", (event) => sounds.choose(event.target.value));
   log.addEventListener("click", (event) => {
     const button = event.target.closest(".copy-code");
     if (button) copy(button.closest(".code").querySelector("pre").textContent, button);

@@ -28,8 +28,8 @@ PAGES = {"/": "chat.html", "/status": "status.html", "/docs": "api.html"}
 SWAGGER_PAGE = "api.html"
 ASSETS = (
     *("style.css", "icon.svg", "theme.js", "key.js"),
-    *("chat.js", "answer.js", "stream.js", "view.js", "pictures.js", "markdown.js", "vendor/markdown-it.js"),
-    *("status.js", "metrics.js", "api.js"),
+    *("chat.js", "answer.js", "stream.js", "view.js", "pictures.js", "sounds.js", "markdown.js"),
+    *("vendor/markdown-it.js", "status.js", "metrics.js", "api.js"),
 )
 SWAGGER = ("vendor/swagger-ui.js", "vendor/swagger-ui.css")
 
@@ -43,7 +43,7 @@ _SOURCES = (
     "frame-ancestors 'none'",
 )
 _TEXT_STAYS_TEXT = ("require-trusted-types-for 'script'", "trusted-types 'none'")
-CONTENT_SECURITY_POLICY = "; ".join((*_SOURCES, "img-src 'self' data:", *_TEXT_STAYS_TEXT))
+CONTENT_SECURITY_POLICY = "; ".join((*_SOURCES, "img-src 'self' data:", "media-src data:", *_TEXT_STAYS_TEXT))
 SWAGGER_POLICY = "; ".join((*_SOURCES, "img-src 'self' data:"))  # it makes HTML, and its icons are in its style
 
 

@@ -78,6 +78,16 @@ export async function streamChat(body, { signal, onHead, onChunk }) {
   }
 }
 
+// What is said in a recording.
+export async function transcribe(blob, model) {
+  const form = new FormData();
+  form.append("model", model);
+  form.append("file", blob, "recording");
+  const response = await request("v1/audio/transcriptions", { method: "POST", headers: authorization(), body: form });
+  if (!response.ok) throw await readError(response);
+  return (await response.json()).text;
+}
+
 export async function listModels() {
   const response = await request("v1/models", { headers: headers() });
   if (!response.ok) throw await readError(response);

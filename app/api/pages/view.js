@@ -2,6 +2,7 @@
 
 import { element, renderMarkdown } from "./markdown.js";
 import { pictureNode } from "./pictures.js";
+import { soundNode } from "./sounds.js";
 
 const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 
@@ -49,7 +50,8 @@ export function figuresLine(figures) {
 
 export class UserView {
   constructor(message) {
-    this.node = element("article", ...(message.pictures ?? []).map(pictureNode), renderMarkdown(message.content));
+    const media = [...(message.pictures ?? []).map(pictureNode), ...(message.sounds ?? []).map(soundNode)];
+    this.node = element("article", ...media, renderMarkdown(message.content));
     this.node.className = "message user";
     this.node.setAttribute("aria-label", "You");
   }

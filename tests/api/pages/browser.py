@@ -116,8 +116,8 @@ class Browser:
 
 
 @contextmanager
-def chromium(folder: Path) -> Iterator[Browser]:
-    """A fresh browser with its profile in `folder`; everything ends with the block."""
+def chromium(folder: Path, *arguments: str) -> Iterator[Browser]:
+    """A fresh browser with its profile in `folder`, and further arguments; everything ends with the block."""
     assert CHROMIUM is not None
     assert DRIVER is not None
     with socket.socket() as probe:
@@ -130,7 +130,7 @@ def chromium(folder: Path) -> Iterator[Browser]:
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=limits.patience_s(), trust_env=False) as http:
-            browser = Browser(http, _session(http, folder))
+            browser = Browser(http, _session(http, folder, arguments))
             yield browser
             browser.call("DELETE", "")
     finally:
@@ -138,8 +138,8 @@ def chromium(folder: Path) -> Iterator[Browser]:
         driver.wait(limits.patience_s())
 
 
-def _session(http: httpx.Client, folder: Path) -> str:
-    options = {"binary": CHROMIUM, "args": [*ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]}
+def _session(http: httpx.Client, folder: Path, arguments: tuple[str, ...]) -> str:
+    options = {"binary": CHROMIUM, "args": [*ARGUMENTS, *arguments, f"--user-data-dir={folder / 'profile'}"]}
     wishes = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
     limit = limits.Limit(20.0)
     while True:
