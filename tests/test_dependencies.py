@@ -60,7 +60,7 @@ def test_a_model_on_a_cpu_answers_without_triton() -> None:
         sys.modules["triton"] = None
         from app import LLM, SamplingParams
         with LLM("tiny-chat", device="cpu") as llm:
-            (output,) = llm.generate(["Hello"], SamplingParams(max_tokens=3), use_tqdm=False)
+            (output,) = llm.generate(["Hello"], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
         print(len(output.outputs[0].token_ids))
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
