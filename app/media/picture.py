@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 
 from app.media.processors.base import Layout
 from app.records.media import DIGEST_BYTES, MediaItem, MediaKind
@@ -27,6 +28,23 @@ class Picture:
         """The same at its place in a prompt."""
         grid, seconds = self.layout.grid, self.layout.seconds_per_frame
         return MediaItem(self.kind, self.digest, offset, length, grid, self.shape, self.pixels, seconds)
+
+    def items(self, offset: int, token_ids: Sequence[int], placeholder: int) -> list[MediaItem]:
+        """What its tokens show from this offset in a prompt: itself, or its tiles where text stands between them."""
+        if not self.layout.is_apart:
+            return [self.item(offset, len(token_ids))]
+        found: list[MediaItem] = []
+        place, each = offset, len(self.pixels) // self.shape[0]
+        for is_shown, run in groupby(token_ids, key=placeholder.__eq__):
+            length = len(list(run))
+            if is_shown:
+                number = len(found)
+                digest = blake2b(self.digest + number.to_bytes(4, "little"), digest_size=DIGEST_BYTES).digest()
+                pixels, grid = self.pixels[number * each : (number + 1) * each], (1, *self.layout.grid[1:])
+                found.append(MediaItem(self.kind, digest, place, length, grid, (1, *self.shape[1:]), pixels))
+            place += length
+        assert len(found) == self.shape[0], "as many tiles as rows of placeholders"
+        return found
 
 
 def digest_of(key: bytes, parts: Sequence[bytes]) -> bytes:

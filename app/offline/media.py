@@ -57,7 +57,7 @@ class PromptEncoder:
             beside = given if isinstance(given, str) else tokenizer.decode(given)
             ids, ask = picture_alone(media, shown, beside, "prompt")
             return Encoded(None, ids, (ask,))
-        text = Placeholders(media).in_place(given) if isinstance(given, str) else None
+        text = Placeholders(media, shown).in_place(given) if isinstance(given, str) else None
         ids = given if isinstance(given, list) else tokenizer.encode(text or "")
         return Encoded(given if isinstance(given, str) else None, *with_media(media, ids, shown, "prompt"))
 
@@ -69,7 +69,7 @@ class PromptEncoder:
         if media is None:
             text = template.render(chat, **options)
             return Encoded(text, tokenizer.encode(text, add_special_tokens=False))
-        places = Placeholders(media)
+        places = Placeholders(media, shown)
         rendered = template.render(places.hide(chat), **{name: places.hide(value) for name, value in options.items()})
         ids = encode_pieces(tokenizer, places.pieces(rendered), False, TextRoom(self._model.max_model_len))
         return Encoded(places.shown(rendered), *with_media(media, ids, shown, "messages"))

@@ -3,7 +3,7 @@ prepared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, get_args
 
@@ -127,13 +127,14 @@ class ModelMedia:
         written = (items.processor.written for items in self.kinds.values())
         return tuple(dict.fromkeys((*written, *filter(None, names))))
 
-    def in_place(self, text: str) -> str:
-        """A text with what stands around an item where one goes."""
-        for items in self.kinds.values():
+    def in_place(self, text: str, befores: Mapping[MediaKind, Iterator[str]]) -> str:
+        """A text with what stands around an item where one goes, behind the next text of its kind in `befores`."""
+        for kind, items in self.kinds.items():
             own = items.processor
             begin, end = own.around
             if (whole := begin + own.placeholder + end) != own.written:
-                text = text.replace(own.written, whole)
+                first, *rest = text.split(own.written)
+                text = first + "".join(next(befores[kind], "") + whole + part for part in rest)
         return text
 
     def token_ids(self, layout: Layout) -> list[int]:

@@ -23,12 +23,13 @@ from app.text.tokenizer import Tokenizer
 class Placeholders:
     """One conversation's."""
 
-    def __init__(self, media: ModelMedia) -> None:
+    def __init__(self, media: ModelMedia, shown: Sequence[Picture] = ()) -> None:
         self._words = sorted(media.reserved, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._words)))
         self._nonce = secrets.token_hex(12)
         self._marks = re.compile(f"USERWORD{self._nonce}N([0-9]+)END")
-        self.in_place = media.in_place
+        self._media = media
+        self._befores = {kind: iter([one.layout.before for one in shown if one.kind == kind]) for kind in media.kinds}
 
     def hide(self, value: Any) -> Any:
         """The same with marks in all texts of nested lists and objects."""
@@ -55,6 +56,10 @@ class Placeholders:
             pieces.append(begun + word[:half])
             begun = word[half:] + self.in_place(text)
         return [*pieces, begun]
+
+    def in_place(self, text: str) -> str:
+        """A text with what stands around an item where one goes; texts come in their order."""
+        return self._media.in_place(text, self._befores)
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str], add_special_tokens: bool, room: TextRoom) -> list[int]:
@@ -86,7 +91,7 @@ def with_media(
         picture = next(left[kind])
         expanded += token_ids[done : taken.start]
         own = media.token_ids(picture.layout)
-        items.append(picture.item(len(expanded), len(own)))
+        items += picture.items(len(expanded), own, media.kinds[kind].token_id)
         expanded += own
         done = taken.stop
     return expanded + token_ids[done:], (MediaAsk(tuple(items)),)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from app.errors import CheckpointError, ConfigError, UnsupportedError
-from app.media.processors.gemma3 import Gemma3Processor
 from tests.media.media_model import PAD, VIDEO, reader, seeing, write_media_model
 from tests.media.pictures import file_of, picture
 
@@ -51,8 +50,3 @@ def test_pictures_of_a_setting_that_is_not_known_are_refused_and_text_is_not(tmp
         if name is not None:
             with pytest.raises(UnsupportedError, match=f"messages.0: the model's image processor has {name}, which"):
                 media.check("messages.0", "image")
-
-
-def test_gemma_3_does_not_pan_and_scan() -> None:
-    assert Gemma3Processor.refused == {"do_resize": False, "do_pan_and_scan": True}
-    Gemma3Processor.settings_of({"do_pan_and_scan": True}, {})

@@ -38,7 +38,7 @@ async def render_chat(
         check_roles(options, text)
         token_ids = await encode(work, model.tokenizer, [text], options.add_special_tokens, room)
         return Prompt(token_ids[0], text)
-    places = Placeholders(model.media)
+    places = Placeholders(model.media, shown)
     rendered = await _render(work, model, options, limits, places)
     text = places.shown(rendered)
     check_roles(options, text)

@@ -38,6 +38,8 @@ class Layout:
     grid: tuple[int, int, int]  # frames or tiles, rows, columns; of a sound windows, 1 and frames that are sound
     runs: tuple[tuple[str, int], ...]  # its tokens: texts of single tokens, or of few, each so many times
     seconds_per_frame: float = 0.0  # of a video, from one row of frames in the grid to the next
+    before: str = ""  # text before what stands around it, which becomes one text with what the prompt says there
+    is_apart: bool = False  # each row of placeholders is an item of its own: a tile, with text between them
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ from tests.media.pictures import picture
 CLIP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 CLIP_EYES = {"vision_config": {"image_size": 56, "patch_size": 14}}
 SQUARE = {"size": {"height": 48, "width": 48}}
+PARTS = {
+    **{**SQUARE, "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3},
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
 ONE_VISION = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 64], [96, 32]]}
@@ -27,13 +32,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
     "clip padded": ("llava", "LlavaImageProcessorPil", {**CLIP, "do_pad": True}, {}, {}),
     "siglip": ("siglip", "SiglipImageProcessorPil", {**SQUARE, "do_center_crop": False, "resample": 3}, {}, {}),
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil", SQUARE, {"mm_tokens_per_image": 4}, {}),
+    "gemma3 parts": ("gemma3", "Gemma3ImageProcessorPil", PARTS, {"mm_tokens_per_image": 4}, {}),
     "pixtral": ("pixtral", "PixtralImageProcessorPil", {"size": {"longest_edge": 96}}, {}, {"patch_size": 16}),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil", SMOL, {}, {}),
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil", ONE_VISION, {}, {}),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil", SMOL, {}, {}),
 }
-OURS = {"clip padded": "clip", "siglip": "clip", "smolvlm": "idefics3"}
+OURS = {"clip padded": "clip", "gemma3 parts": "gemma3", "siglip": "clip", "smolvlm": "idefics3"}
 SIZES = [(48, 48), (97, 31), (20, 75), (3, 200), (300, 170)]
 
 
@@ -71,6 +77,14 @@ def test_tokens_are_those_of_transformers_rules() -> None:
     gemma = made("gemma3", SQUARE, {"mm_tokens_per_image": 4})
     begin, end = gemma.around
     assert begin + written(gemma.layout((9, 9))) + end == f"\n\n<begin>{one * 4}<end>\n\n"
+    judge = importlib.import_module("transformers.models.gemma3.processing_gemma3").Gemma3Processor
+    parts = made("gemma3", PARTS, {"mm_tokens_per_image": 4})
+    shown = SimpleNamespace(full_image_sequence=begin + one * 4 + end)
+    for size in SIZES:
+        layout = parts.layout(size)
+        expected = judge.replace_image_token(shown, {"num_crops": [layout.grid[0] - 1]}, 0)
+        assert layout.before + begin + written(layout) + end == expected
+    assert [parts.layout(size).grid[0] for size in SIZES] == [1, 4, 4, 1, 3]
     pixtral = made("pixtral", {"size": {"longest_edge": 96}}, {"spatial_merge_size": 2})
     assert written(pixtral.layout((70, 40))) == f"{one * 3}[IMG_BREAK]{one * 3}[IMG_END]"
     assert pixtral.layout((70, 40)).grid == (1, 4, 6)
