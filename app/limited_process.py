@@ -7,6 +7,7 @@ half is `LimitedProcess`, the process's own `serve`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import resource
@@ -30,6 +31,8 @@ ORPHAN_S = 30  # a request that nobody waits for any more, as the parent is gone
 _READY = b"ready"
 _LENGTH_BYTES = 8
 _PIECE_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20  # that a pipe holds, where the system lets it: a picture's pixels go through in few pieces
+LOOK_S = 0.05  # between looks at the time that is left
 
 
 class LimitedProcess:
@@ -51,6 +54,10 @@ class LimitedProcess:
         )
         assert self._child.stdout is not None
         os.set_blocking(self._child.stdout.fileno(), False)
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._is_ready = False
 
     def wait_ready(self) -> bool:
@@ -94,11 +101,14 @@ class LimitedProcess:
         read, wanted = bytearray(), _LENGTH_BYTES
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
+            left, looked = left_s(), time.monotonic()
             while len(read) < wanted:
-                left = left_s()
                 if left <= 0:
                     return None
-                if not selector.select(left):
+                has_more = selector.select(min(left, LOOK_S))
+                if not has_more or time.monotonic() - looked > LOOK_S:  # to look costs as much as some pieces
+                    left, looked = left_s(), time.monotonic()
+                if not has_more:
                     continue
                 piece = os.read(stdout.fileno(), _PIECE_BYTES)
                 if not piece:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, field_validator, model_validator
 
 from app.backends import (
     ATTENTION_BACKENDS,
@@ -276,7 +276,7 @@ class EngineConfig(Frozen):
         description="Most pictures, videos or sounds of one prompt, as {image: 4, video: 1}; the ingress's "
         "media.max_images, max_videos or max_sounds where not given.",
     )
-    mm_processor_kwargs: dict[str, int] = Field(
+    mm_processor_kwargs: dict[str, StrictBool | int | float] = Field(
         {},
         max_length=64,
         description="Settings of the model's processors of pictures and videos in place of the checkpoint's own, as "

@@ -42,7 +42,7 @@ def decode(data: bytes, kind: str, max_pixels: int, max_side: int) -> Pixels:
             check_size(*image.size, max_pixels, max_side)
             image.load()
             check_size(*image.size, max_pixels, max_side)  # a GIF's frame may be larger than its screen
-            return np.asarray(_rgb(_upright(image)))
+            return np.asarray(as_rgb(_upright(image)))
     except MemoryError:
         raise
     except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
@@ -61,7 +61,8 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The same as RGB, on white where it is transparent."""
     if image.mode.startswith("I"):  # 16 bits of grey
         grey: npt.NDArray[Any] = np.asarray(image).clip(0, 65_535) >> 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

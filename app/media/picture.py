@@ -30,7 +30,7 @@ class Picture:
         return MediaItem(self.kind, self.digest, offset, length, grid, self.shape, self.pixels, seconds)
 
     def items(self, offset: int, token_ids: Sequence[int], placeholder: int) -> list[MediaItem]:
-        """What its tokens show from this offset in a prompt: itself, or its tiles where text stands between them."""
+        """The items that its tokens show from this offset on: itself, or its tiles where text stands between them."""
         if not self.layout.is_apart:
             return [self.item(offset, len(token_ids))]
         found: list[MediaItem] = []

@@ -6,15 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError
 from app.media.audio.reader import SoundReader
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.decoders import Decoded, Decoders
 from app.media.fetching import Fetcher
-from app.media.header import Header, read_header
+from app.media.header import Header, check_size, read_header
 from app.media.picture import Picture, PictureCache, digest_of
-from app.media.processors.base import Layout, MediaProcessor, Processor
+from app.media.processors.base import Layout, MediaProcessor, Pixels, Processor
 from app.media.videos.clip import RawVideo
 from app.media.videos.reader import VideoReader
 from app.media.videos.video_processor import VideoProcessor
@@ -44,18 +46,32 @@ class MediaReader:
         header = self._header(data)
         return processor.layout((header.width, header.height))
 
-    def read(self, data: bytes, family: str, processor: Processor, tenant: str = "") -> Picture:
-        """The picture in a file, as a processor of this family prepares it for a tenant. Blocks on a process.
+    def read(self, data: bytes | Pixels, family: str, processor: Processor, tenant: str = "") -> Picture:
+        """The picture in a file, as a processor of this family prepares it for a tenant, which blocks on a process; or
+        pixels [H, W, 3] of this program's own.
 
         InvalidRequestError says what is wrong with the file, OverloadedError that nobody could look.
         """
-        header = self._header(data)
         asked = self._named(family, processor, tenant)
+        if not isinstance(data, bytes):
+            return self._read_pixels(data, processor, asked)
+        header = self._header(data)
 
         def seen() -> Picture:
             return self._picture(self._decoders.decode(data, header, family, processor.settings), processor, asked)
 
         return self._kept([b"file", *asked, data], seen)
+
+    def _read_pixels(self, image: Pixels, processor: Processor, asked: list[bytes]) -> Picture:
+        height, width, _ = image.shape
+        check_size(width, height, self.config.max_image_pixels, self.config.max_image_side)
+        given = np.ascontiguousarray(image).tobytes()
+
+        def seen() -> Picture:
+            pixels = np.ascontiguousarray(processor.pixels(image, processor.layout((width, height))))
+            return self._picture(Decoded((width, height), pixels.shape, pixels.tobytes()), processor, asked)
+
+        return self._kept([b"pixels", *asked, json.dumps([width, height]).encode(), given], seen)
 
     def read_sound(
         self, data: bytes, family: str, processor: SoundProcessor, max_s: float, tenant: str = ""

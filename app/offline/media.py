@@ -14,7 +14,9 @@ from PIL import Image
 
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
+from app.media.decoding import as_rgb
 from app.media.picture import Picture
+from app.media.processors.base import Pixels
 from app.media.reader import in_field
 from app.media.source import file_of
 from app.offline.frames import video_of
@@ -29,7 +31,6 @@ from app.text.served_model import ServedModel
 ItemT = TypeVar("ItemT")
 _OWN_FORMS = ("image", "image_pil")  # of a part of a message, beside OpenAI's
 _URLS: Mapping[Any, MediaKind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
-_IN_PNG = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 _FULL = 32_768
 
 
@@ -96,7 +97,7 @@ def _read(media: ModelMedia, given: Given) -> Picture:
     if given.kind == "video":
         return media.read("video", video_of(given.value, config.max_video_bytes))
     is_picture = given.kind == "image"
-    file = _picture_file(given.value, config.max_image_bytes) if is_picture else _sound_file(given.value)
+    file = _picture(given.value, config.max_image_bytes) if is_picture else _sound_file(given.value)
     return media.read(given.kind, file)
 
 
@@ -133,8 +134,9 @@ def _given_in(part: Any) -> Given | None:
     return next((Given("image", part[name]) for name in _OWN_FORMS if part.get(name) is not None), None)
 
 
-def _picture_file(image: Any, max_bytes: int) -> bytes:
-    """A picture as a file; messages of errors go on behind the name of the field."""
+def _picture(image: Any, max_bytes: int) -> bytes | Pixels:
+    """A picture as a file, or as pixels where it is decoded already; messages of errors go on behind the name of the
+    field."""
     if isinstance(image, str):
         return file_of(image, max_bytes)
     if isinstance(image, bytes):
@@ -144,11 +146,7 @@ def _picture_file(image: Any, max_bytes: int) -> bytes:
     if not isinstance(image, Image.Image):
         what = "a picture is one of Pillow's, an array of uint8 [H, W, 3], the bytes of a file or a data URL"
         raise InvalidRequestError(f"{what}, not {type(image).__name__}")
-    out = io.BytesIO()
-    is_small = 4 * image.width * image.height < max_bytes  # then it is not worth the time to make it smaller
-    shown = image if image.mode in _IN_PNG else image.convert("RGB")
-    shown.save(out, "PNG", compress_level=0 if is_small else 1)
-    return out.getvalue()
+    return np.asarray(as_rgb(image))
 
 
 def _sound_file(sound: Any) -> bytes:

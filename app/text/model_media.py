@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, get_args
 
+import numpy as np
+
 from app.checkpoints.fields.kinds import Kind, expect
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError, UnsupportedError
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.picture import Picture
-from app.media.processors.base import Detail, Layout, Processor
+from app.media.processors.base import Detail, Layout, Pixels, Processor
 from app.media.reader import MediaReader
 from app.media.videos.clip import RawVideo
 from app.media.videos.video_processor import VideoProcessor
@@ -85,22 +87,24 @@ class ModelMedia:
     def read(
         self,
         kind: MediaKind,
-        data: bytes | RawVideo,
+        data: bytes | Pixels | RawVideo,
         detail: Detail = "auto",
         tenant: str = "",
         most_tokens: int | None = None,
     ) -> Picture:
-        """The item in a file, or a video's frames, of which a request asks for so much detail, as a tenant's prompt
-        shows it. Blocks on a process; errors as those of MediaReader. `most_tokens`: that a prompt has room for."""
+        """The item in a file, pixels or a video's frames, of which a request asks for so much detail, as a tenant's
+        prompt shows it. Blocks on a process; errors as those of MediaReader. `most_tokens`: for which there is room."""
         items, reader = self.kinds[kind], self.reader
         processor = items.processor_for(detail)
         most = self.max_item_tokens if most_tokens is None else min(self.max_item_tokens, most_tokens)
         if isinstance(processor, VideoProcessor):
+            assert not isinstance(data, np.ndarray)
             return reader.read_video(data, items.family, processor, most, tenant)
-        assert isinstance(data, bytes)
+        assert not isinstance(data, RawVideo)
         if isinstance(processor, Processor):
             return reader.read(data, items.family, processor, tenant)
         assert isinstance(processor, SoundProcessor)
+        assert isinstance(data, bytes)
         return reader.read_sound(data, items.family, processor, processor.max_s(most), tenant)
 
     def place(self, token_ids: Sequence[int], index: int) -> tuple[MediaKind, slice] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -39,6 +40,10 @@ def test_identity_is_of_pixels_settings_and_tenant(reader: MediaReader) -> None:
     assert (first.layout.grid, first.shape) == ((1, 4, 6), (24, 3, 14, 14))
     assert len(first.pixels) == 24 * 588
     assert again.digest == first.digest, "another file of the same pixels"
+    own = reader.read(np.asarray(image), "qwen_vl", PROCESSOR)
+    assert (own.digest, own.pixels, own.layout) == (first.digest, first.pixels, first.layout)
+    with pytest.raises(InvalidRequestError, match="30000 x 1 pixels"):
+        reader.read(np.zeros((1, 30_000, 3), np.uint8), "qwen_vl", PROCESSOR)
     wider = QwenVLProcessor({**SETTINGS, "max_pixels": SETTINGS["max_pixels"] - 1})
     others = [
         reader.read(file_of(picture(90, 60, seed=1)), "qwen_vl", PROCESSOR),

@@ -42,3 +42,23 @@ def test_a_conversation_is_answered_as_transformers_would(
             remember_size(item.grid, item.shape[0], image.height, image.width)
         assert output.outputs[0].token_ids == judged(name, output.prompt_token_ids, ask, TOKENS)[1]
     assert second.num_cached_tokens > 0
+
+
+def test_parts_of_a_long_picture_are_answered_as_transformers_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3 that pans and scans: each part sees itself alone, and words stand between them, in small chunks, too."""
+    options = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8}
+    path = chatting_media_model("gemma3", tmp_path / "m")
+    chat = [said("a", picture(50, 17), "b", picture(20, 20, seed=1))]
+    sizes = {"max_model_len": 384, "max_num_seqs": 4, "num_blocks": 64, "max_num_batched_tokens": 12}
+    with LLM(str(path), device="cpu", num_threads=1, mm_processor_kwargs=options, **sizes) as llm:
+        requests = sent(llm, monkeypatch)
+        (output,) = llm.chat(chat, GREEDY, use_tqdm=False)
+        text = llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+    (first, *others) = (ask := requests[0].asked(MediaAsk)).items
+    assert [item.shape[0] for item in (first, *others)] == [1] * 5
+    assert len({item.digest for item in ask.items}) == 5
+    assert "aHere is the original image \n\n" in text
+    assert text.count(" and here are some crops to help you see better ") == 1
+    assert output.outputs[0].token_ids == judged("gemma3", output.prompt_token_ids, ask, TOKENS)[1]
