@@ -1,6 +1,6 @@
 """Pictures through the OpenAI SDK: three that are drawn here, or a file of yours, and the second question about one.
 
-    .venv/bin/manta serve tiny-chat-sees
+    make serve
     .venv/bin/python examples/openai_picture.py [http://127.0.0.1:8000 [PICTURE]]
 
 The second question costs no second look: the picture's tokens come out of the prefix cache.
@@ -65,6 +65,7 @@ def main(url: str, path: str | None = None) -> None:
     if path is not None:
         asked = {Path(path).name: (Image.open(path), "What is in the picture?", "How many shapes are there?")}
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    model = client.models.list().data[0].id
     for name, (image, *questions) in asked.items():
         messages: list[Any] = []
         for ask in questions:
@@ -72,7 +73,7 @@ def main(url: str, path: str | None = None) -> None:
             if not messages:
                 parts.append({"type": "image_url", "image_url": {"url": url_of(image)}})
             messages.append({"role": "user", "content": parts})
-            answer = client.chat.completions.create(model="tiny-chat-sees", messages=messages, temperature=0)
+            answer = client.chat.completions.create(model=model, messages=messages, temperature=0)
             text = answer.choices[0].message.content
             print(f"{name}: {ask} {text}")
             messages.append({"role": "assistant", "content": text})

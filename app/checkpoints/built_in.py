@@ -6,16 +6,14 @@ is put together in the user's cache, once, with the text's tensors under the nam
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from app.checkpoints.safetensors_header import SafetensorsHeader
-from app.checkpoints.user_cache import made_once
+from app.checkpoints.user_cache import kept_files
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TEXT, SEES = "tiny-chat", "tiny-chat-sees"
@@ -31,35 +29,22 @@ def built_in_directory(name: str) -> Path:
 
 @cache
 def _whole() -> Path:
-    """That of the model that sees, made anew once one of its files changes."""
-    files = sorted([*_files(ASSETS / SEES), ASSETS / TEXT / WEIGHTS])
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
-    return made_once("built-in", f"{SEES}-{digest.hexdigest()[:32]}", _put_together)
-
-
-def _files(directory: Path) -> list[Path]:
-    return [file for file in directory.iterdir() if file.is_file()]
-
-
-def _put_together(directory: Path) -> None:
-    directory.mkdir()
-    for file in _files(ASSETS / SEES):
-        if file.name != FRONT:
-            shutil.copyfile(file, directory / file.name)
+    """That of the model that sees, put together of files as they are now."""
+    front = ASSETS / SEES
+    files = {file.name: file.read_bytes() for file in front.iterdir() if file.is_file() and file.name != FRONT}
     shards = {
         "model-00001-of-00002.safetensors": _as_text(ASSETS / TEXT / WEIGHTS),
-        "model-00002-of-00002.safetensors": _parsed(ASSETS / SEES / FRONT),
+        "model-00002-of-00002.safetensors": _parsed(front / FRONT),
     }
     places: dict[str, str] = {}
     for name, (header, data) in shards.items():
         written = json.dumps(header).encode()
-        (directory / name).write_bytes(len(written).to_bytes(8, "little") + written + data)
+        files[name] = len(written).to_bytes(8, "little") + written + data
         places |= {tensor: name for tensor in header if tensor != "__metadata__"}
     total = sum(len(data) for _, data in shards.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    files["model.safetensors.index.json"] = json.dumps(index).encode()
+    return kept_files("built-in", SEES, files)
 
 
 _Parsed = tuple[Mapping[str, Any], bytes]  # the header of a safetensors file, and what stands behind it

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from app.errors import CheckpointError
 
 
 def user_cache(kind: str) -> Path:
@@ -18,6 +22,38 @@ def user_cache(kind: str) -> Path:
     except (OSError, RuntimeError):
         pass
     return Path(tempfile.mkdtemp(prefix=f"manta-{kind}-"))
+
+
+def kept_files(kind: str, name: str, files: Mapping[str, bytes]) -> Path:
+    """A directory with these files, and nothing else of what a name may promise: one that holds other bytes (a disk
+    that failed, another's hand) is made anew."""
+    digest = hashlib.sha256()
+    for file, content in sorted(files.items()):
+        digest.update(f"{file} {len(content)} ".encode() + content)
+    key = f"{name}-{digest.hexdigest()[:32]}"
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        for file, content in files.items():
+            (directory / file).write_bytes(content)
+
+    made = made_once(kind, key, write)
+    if _holds(made, files):
+        return made
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch, contextlib.suppress(OSError):
+        made.rename(Path(scratch) / "other")
+    made = made_once(kind, key, write)
+    if not _holds(made, files):
+        raise CheckpointError(f"{made}: its files change while they are read; remove it", param="model")
+    return made
+
+
+def _holds(directory: Path, files: Mapping[str, bytes]) -> bool:
+    try:
+        names = {file.name for file in directory.iterdir()}
+        return names == set(files) and all((directory / name).read_bytes() == own for name, own in files.items())
+    except OSError:
+        return False
 
 
 def made_once(kind: str, key: str, make: Callable[[Path], None]) -> Path:

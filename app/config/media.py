@@ -17,7 +17,12 @@ class MediaConfig(Frozen):
     max_image_side: int = Field(16_384, ge=1, le=1 << 16, description="Most pixels along one side of a picture.")
     max_images: int = Field(64, ge=0, description="Most pictures of one request, whatever the model takes.")
     max_videos: int = Field(8, ge=0, description="Most videos of one request, whatever the model takes.")
-    max_video_bytes: int = Field(64 << 20, ge=1, description="Largest file of one video.")
+    max_video_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="Largest file of one video. One in the request itself is base64 within limits.max_body_bytes: "
+        "three quarters of them.",
+    )
     max_video_s: float = Field(
         3600.0,
         gt=0,
@@ -51,7 +56,8 @@ class MediaConfig(Frozen):
         2.0,
         gt=0,
         description="CPU time that decoding one picture, or a quarter MiB of a sound, may take; it is refused and its "
-        "process killed then. A video gets as much, and a second for each 33 million pixels of its frames.",
+        "process killed then. A video gets as much, 50 us for each packet that its file may hold, and a second for "
+        "each 33 million pixels of its frames.",
     )
     decode_memory_bytes: int = Field(
         1 << 30, ge=64 << 20, description="Memory that decoding one picture, video or sound may take."

@@ -25,6 +25,8 @@ from app.registry import suggestion
 from app.text.model_items import NOUNS, ModelItems, processor_of
 from app.text.tokenizer import Tokenizer
 
+MOST_TEXTS = 4096  # whose token ids are kept
+
 
 class ModelMedia:
     """Kinds of media that a model takes, and the `reader` of all media."""
@@ -151,13 +153,16 @@ class ModelMedia:
 
 
 class _TokenIds(dict[str, list[int]]):
-    """Token ids of texts that stand beside a picture's placeholders, each looked up once."""
+    """Token ids of texts that stand beside a picture's placeholders, each looked up once; so many are kept, as those
+    of videos say times."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
 
     def __missing__(self, text: str) -> list[int]:
+        if len(self) >= MOST_TEXTS:
+            self.clear()
         ids = self[text] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

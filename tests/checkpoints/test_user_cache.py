@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoints.user_cache import made_once, user_cache
+from app.checkpoints.user_cache import kept_files, made_once, user_cache
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +54,18 @@ def test_a_home_that_cannot_be_written_to(home: Path) -> None:
     found = user_cache("things")
     assert found.is_dir()
     assert not found.is_relative_to(home)
+
+
+def test_kept_files_are_looked_at(home: Path) -> None:
+    """A name promises nothing: files that are others, fewer or more are made anew."""
+    files = {"a": b"one", "b": b"two"}
+    made = kept_files("things", "name", files)
+    inode = made.stat().st_ino
+    assert kept_files("things", "name", files) == made
+    assert made.stat().st_ino == inode, "made once"
+    for spoil in (lambda: (made / "a").write_bytes(b"eno"), lambda: (made / "b").unlink(), (made / "c").touch):
+        spoil()
+        assert kept_files("things", "name", files) == made
+        assert {file.name: file.read_bytes() for file in made.iterdir()} == files
+    assert kept_files("things", "name", {**files, "a": b"1"}) != made
+    assert sorted(made.parent.iterdir()) == sorted([made, kept_files("things", "name", {**files, "a": b"1"})])
