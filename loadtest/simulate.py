@@ -19,6 +19,7 @@ from pathlib import Path
 
 from app.backends import ROUTING_POLICIES
 from loadtest.simulation.cell import Result, Setting, simulate
+from loadtest.simulation.fleet import BASELINES
 from loadtest.simulation.report import html_page, markdown
 from loadtest.simulation.traces import TRACES
 
@@ -38,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     """Run all cells, write the three files, print the table; the results in the order of the table."""
     options = _parse(argv)
     settings = [
-        Setting(trace, replicas, pressure, policy, options.requests_per_replica, options.load, options.seed)
+        Setting(
+            *(trace, replicas, pressure, policy, options.requests_per_replica, options.load, options.seed),
+            adapter_places=options.adapter_places,
+        )
         for trace, replicas, pressure, policy in itertools.product(
             options.trace, options.replicas, options.pressure, options.policies
         )
@@ -85,6 +89,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests-per-replica", type=int, default=None, help="64; with --quick 16")
     parser.add_argument("--load", type=float, default=0.9, help="1: all replicas busy if nothing is ever cached")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adapter-places", type=int, default=0, help="adapters in a replica's memory; 0: all of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests per replica, fewer traces")
     parser.add_argument("--out", type=Path, default=Path("results/sim"), help="path without suffix")
@@ -118,7 +123,7 @@ def _traces(text: str) -> list[str]:
 
 
 def _policies(text: str) -> list[str]:
-    return _names(text, [*ROUTING_POLICIES, "approximate_tree"], "policy")
+    return _names(text, [*ROUTING_POLICIES, *BASELINES], "policy")
 
 
 def _names(text: str, known: list[str], what: str) -> list[str]:

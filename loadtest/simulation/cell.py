@@ -27,6 +27,7 @@ class Setting:
     requests_per_replica: int = 64
     load: float = 0.9
     seed: int = 0
+    adapter_places: int = 0  # in each replica's host memory; 0: for all
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +78,7 @@ class Result:
     mean_busy: float  # share of the time that replicas were busy, until the last request ended
     num_replaced: int
     adapter_loads: float  # copies into slots, per request
+    adapter_reads: float  # from disk, per request
     decision_us: float  # CPU of a decision, mean
     decision_p99_us: float
     events_us: float  # CPU to apply the KV events, per request
@@ -94,7 +96,14 @@ def simulate(setting: Setting, speeds: Speeds | None = None) -> Result:
     num_requests = setting.requests_per_replica * setting.num_replicas
     trace = create_trace(setting.trace, num_requests, setting.num_replicas, setting.seed)
     scale = Scale.of(trace, setting, speeds)
-    fleet = Fleet(setting.policy, setting.num_replicas, scale.num_blocks, setting.seed, speeds)
+    fleet = Fleet(
+        setting.policy,
+        setting.num_replicas,
+        scale.num_blocks,
+        setting.seed,
+        speeds,
+        adapter_places=setting.adapter_places,
+    )
     fleet.run(trace, scale.length_s)
     return _result(setting, trace, scale, fleet)
 
@@ -123,6 +132,7 @@ def _result(setting: Setting, trace: Trace, scale: Scale, fleet: Fleet) -> Resul
         mean_busy=float(busy.mean() / fleet.now),
         num_replaced=fleet.num_replaced,
         adapter_loads=sum(replica.adapters.num_loads for replica in fleet.replicas.values()) / len(requests),
+        adapter_reads=sum(replica.adapters.num_reads for replica in fleet.replicas.values()) / len(requests),
         decision_us=float(decision_us.mean()),
         decision_p99_us=float(np.percentile(decision_us, 99)),
         events_us=fleet.events_s / len(requests) * 1e6,

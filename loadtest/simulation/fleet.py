@@ -19,6 +19,7 @@ from app.deployments.routing.prefix_index import PrefixIndex
 from app.records.load_report import LoadReport
 from loadtest.simulation.approximate_tree import ApproximateTree
 from loadtest.simulation.replica import SimReplica
+from loadtest.simulation.serve_multiplexing import ServeMultiplexing
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traffic import SimRequest, Trace
 
@@ -29,10 +30,15 @@ IDLE_HEARTBEAT_S = 1.0
 RETRY_S = 0.1  # while no replica is known
 
 
+BASELINES = ("approximate_tree", "serve_multiplexing")
+
+
 def create_policy(name: str, seed: int) -> RoutingPolicy:
-    """A policy of the Router, or the simulation's baseline `approximate_tree`."""
+    """A policy of the Router, or one of the simulation's BASELINES."""
     if name == "approximate_tree":
         return ApproximateTree()
+    if name == "serve_multiplexing":
+        return ServeMultiplexing(seed)
     if name == "power_of_two":
         return PowerOfTwo(seed)
     return create_routing_policy(name)
@@ -49,6 +55,7 @@ class Fleet:
         seed: int = 0,
         speeds: Speeds | None = None,
         heartbeat_s: float = RouterConfig().heartbeat_s,
+        adapter_places: int = 0,
     ) -> None:
         self.now = 0.0
         self.replicas: dict[str, SimReplica] = {}
@@ -58,6 +65,7 @@ class Fleet:
         self.num_replaced = 0  # requests that were placed again, because their replica died
         self._heartbeat_s = heartbeat_s
         self._num_blocks = num_blocks
+        self._adapter_places = adapter_places
         self._speeds = speeds or Speeds()
         self._random = random.Random(seed)
         chosen = create_policy(policy, seed)
@@ -153,7 +161,9 @@ class Fleet:
     def _join(self) -> None:
         number = next(self._names)
         name = f"replica-{number:04d}"
-        replica = self.replicas[name] = SimReplica(name, f"{number:08d}", self._num_blocks, self._speeds)
+        replica = self.replicas[name] = SimReplica(
+            name, f"{number:08d}", self._num_blocks, self._speeds, self._adapter_places
+        )
         self._tell(replica, FeedFrame(replica.report(self.now), replica.events.snapshot()))
         self._at(self.now + self._heartbeat_s * self._random.random(), self._heartbeat, replica)
 

@@ -52,7 +52,7 @@ class Finished:
 class SimReplica:
     """Driven by the fleet: `submit`, then `begin` -> when the step ends -> `end`, until `begin` answers None."""
 
-    def __init__(self, name: str, incarnation: str, num_blocks: int, speeds: Speeds) -> None:
+    def __init__(self, name: str, incarnation: str, num_blocks: int, speeds: Speeds, adapter_places: int = 0) -> None:
         self.name = name
         self.incarnation = incarnation
         self.num_blocks = num_blocks
@@ -61,7 +61,7 @@ class SimReplica:
         self.num_computed_tokens = 0
         self.num_requests = 0  # that were submitted
         self.waiting: deque[Job] = deque()
-        self.adapters = SimAdapters()
+        self.adapters = SimAdapters(adapter_places)
         self._pool = BlockPool(num_blocks, self.events)
         self._speeds = speeds
         self._prefilling: list[Job] = []
@@ -74,6 +74,7 @@ class SimReplica:
         self._began_s = 0.0
         self._step_s = 0.0
         self._leap = 0  # steps in flight
+        self._waits = False  # for an adapter, and computes nothing
         self._costs = StepCosts()
         self._mean_output = TYPICAL_OUTPUT_TOKENS
 
@@ -95,6 +96,7 @@ class SimReplica:
 
     def begin(self, now: float) -> float | None:
         """Start the next step, or a leap of steps; when it ends. None when there is nothing to do."""
+        self.adapters.advance(now)
         self._admit()
         decodes = len(self._decoding)
         budget = MAX_NUM_BATCHED_TOKENS - decodes
@@ -107,15 +109,25 @@ class SimReplica:
             self._chunks.append((job, count))
             prefill_s += self._speeds.prefill_s(count, job.num_computed)
         if not self._chunks and not decodes:
-            return None
+            return self._begin_to_wait(now)
         self._leap = 1 if self._chunks else self._decoding[0][0] - self._step
         context = self._context + decodes * (self._leap - 1) / 2
         self._began_s, self._step_s = now, self._speeds.step_s(prefill_s, decodes, context)
         self._step_s += self.adapters.take_load_s()
         return now + self._leap * self._step_s
 
+    def _begin_to_wait(self, now: float) -> float | None:
+        """Nothing can be computed until an adapter has been read; None: nothing is read either."""
+        left_s = self.adapters.left_s if self.waiting else None
+        if left_s is None:
+            return None
+        self._leap, self._began_s, self._waits = 1, now, True
+        return now + left_s
+
     def cut(self, now: float) -> float | None:
         """A request came: let a leap end with the step that runs now. When, or None if nothing changes."""
+        if self._waits:
+            return now
         if self._leap <= 1:
             return None
         leap = min(self._leap, math.floor((now - self._began_s) / self._step_s) + 1)
@@ -125,8 +137,11 @@ class SimReplica:
         return self._began_s + leap * self._step_s
 
     def end(self) -> Finished:
-        """The step or the leap is over."""
+        """The step or the leap is over, or the wait for an adapter."""
         steps, self._leap = self._leap, 0
+        if self._waits:
+            self._waits = False
+            return Finished()
         self.busy_s += steps * self._step_s
         self._step += steps
         decodes = len(self._decoding)

@@ -18,7 +18,7 @@ _MORE_LINES = """
 """
 _HEAD = (
     *("replicas", "policy", "TTFT p50, s", "p90", "p99", "E2E p50, s", "p99", "hit rate", "of possible"),
-    *("max/mean busy", "busy", "us/decision", "p99", "events us/req", "adapter loads/req"),
+    *("max/mean busy", "busy", "us/decision", "p99", "events us/req", "adapter loads/req", "reads/req"),
 )
 
 
@@ -72,6 +72,7 @@ def _row(cell: Result) -> list[str]:
         *(f"{cell.imbalance:.2f}", f"{cell.mean_busy:.0%}"),
         *(f"{value:.0f}" for value in (cell.decision_us, cell.decision_p99_us, cell.events_us)),
         f"{cell.adapter_loads:.2f}",
+        f"{cell.adapter_reads:.3f}",
     ]
 
 

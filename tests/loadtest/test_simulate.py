@@ -14,7 +14,7 @@ from loadtest.simulation.approximate_tree import ApproximateTree
 from loadtest.simulation.cell import Result, Setting, simulate
 from loadtest.simulation.fleet import Fleet
 from loadtest.simulation.replica import MAX_NUM_BATCHED_TOKENS
-from loadtest.simulation.sim_adapters import NUM_SLOTS, SimAdapters
+from loadtest.simulation.sim_adapters import NUM_SLOTS, READ_S, SimAdapters
 from loadtest.simulation.speeds import Speeds
 from loadtest.simulation.traces import TRACES, create_trace
 from loadtest.simulation.traffic import BLOCK_SIZE, SimRequest, Text, Trace, answered, reuse
@@ -155,6 +155,35 @@ def test_adapters_are_loaded_less_often_by_who_knows_where_they_are() -> None:
     blind, ours = (simulate(Setting("adapters", 8, 0.4, policy, 24)) for policy in ("power_of_two", "prefix_aware"))
     assert 0 < ours.adapter_loads < 0.9 * blind.adapter_loads
     assert ours.ttft_p99_s < blind.ttft_p99_s
+
+
+def test_an_adapter_on_disk_is_read_beside_the_steps_and_takes_the_place_of_an_unused_one() -> None:
+    adapters, (first, second, third) = SimAdapters(2), (f"{number:032x}" for number in range(3))
+    assert set(adapters.state.on_disk) == set()
+    assert first in adapters.state.on_disk
+    assert not adapters.has_room(first)
+    assert adapters.left_s == READ_S
+    assert not adapters.has_room(second)
+    adapters.advance(READ_S)
+    assert adapters.left_s is None
+    assert adapters.has_room(first)
+    assert first not in adapters.state.on_disk
+    adapters.enter(first)
+    for number, digest in enumerate((second, third), 1):
+        assert not adapters.has_room(digest)
+        adapters.advance((number + 1) * READ_S)
+        assert adapters.has_room(digest)
+    assert not adapters.has_room(second), "it made room, as the first has a row"
+    assert adapters.num_reads == 4
+
+
+def test_with_adapters_on_disk_ours_reads_as_seldom_as_serves_multiplexing_and_spreads_them_better() -> None:
+    ours, serve = (
+        simulate(Setting("adapters", 4, 0.4, policy, 80, adapter_places=20))
+        for policy in ("prefix_aware", "serve_multiplexing")
+    )
+    assert 0 < ours.adapter_reads < 1.02 * serve.adapter_reads
+    assert ours.ttft_p90_s < serve.ttft_p90_s
 
 
 def test_the_approximate_tree_keeps_no_more_than_a_cache_would() -> None:

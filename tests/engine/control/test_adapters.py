@@ -183,8 +183,17 @@ def test_loads_under_streams(cycles: int, streams: int, tmp_path: Path) -> None:
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "the adapters do not differ"
     control.run(core, "unload_adapter", {"name": "the adapter"})
     results, asked, known = Results(), dict[str, bytes | None](), dict[str, AdapterAsk]()
-    memory = []
-    for cycle in range(cycles):
+    memory, count = [], 0
+
+    def judge() -> None:
+        """What has ended is compared, and forgotten: memory is to be the engine's alone."""
+        nonlocal results
+        for request_id in results.order:
+            assert results.tokens[request_id] == expected[asked.pop(request_id)], request_id
+        unfinished, results = results, Results()
+        results.tokens = {name: tokens for name, tokens in unfinished.tokens.items() if name in asked}
+
+    for _cycle in range(cycles):
         name = f"name {rng.randrange(3)}"
         if name in known and rng.random() < 0.3:
             assert control.run(core, "unload_adapter", {"name": name}) is True
@@ -193,21 +202,23 @@ def test_loads_under_streams(cycles: int, streams: int, tmp_path: Path) -> None:
             while core.adapters.nameless and len(core.adapters.loaded) >= config.max_cpu_loras:
                 results.take(core.step())  # until those that go on for a request have gone
             known[name] = load_beside(core, rng.choice(directories), results, name)
-        while len(asked) - len(results.final) < streams:
-            request_id = f"{cycle}/{len(asked)}"
+        while len(asked) < streams:
+            request_id, count = str(count), count + 1
             ask = rng.choice([None, *known.values()])
             asked[request_id] = None if ask is None else ask.digest
             core.add_request(asking(request_id, ask))
         for _ in range(rng.randrange(4)):
             results.take(core.step())
+        judge()
         memory.append(resident_bytes())
     run(core, results=results)
-    wrong = [request_id for request_id, digest in asked.items() if results.tokens[request_id] != expected[digest]]
-    assert not wrong
+    judge()
+    assert not asked
+    assert count > cycles
     assert core.adapters.loaded == {ask.digest for ask in known.values()}
     assert not core.adapters.nameless
     assert_idle(core)
-    assert max(memory) - memory[len(memory) // 10] < 64 << 20
+    assert max(memory) - memory[len(memory) // 10] < 16 << 20
     core.shutdown()
 
 
