@@ -46,24 +46,29 @@ class LayerPair:
     scale: float  # of the product
 
     def first_into(self, target: torch.Tensor, ranks: slice) -> None:
-        """Some rows of the first matrix. CheckpointError: they are no numbers in the target's type."""
+        """Some rows of the first matrix."""
         target.copy_(self.first[ranks])
-        self._expect_numbers(target, "lora_A")
 
     def second_into(self, target: torch.Tensor, ranks: slice) -> None:
-        """Some columns of the second one, with the factor. CheckpointError as above."""
+        """Some columns of the second one, with the factor."""
         second = self.second[:, ranks]
         second = second if second.dtype in (target.dtype, torch.float32) else second.float()
         torch.mul(second, self.scale, out=target)
-        self._expect_numbers(target, "lora_B")
 
-    def _expect_numbers(self, tensor: torch.Tensor, name: str) -> None:
-        if not tensor.numel():  # a rank that holds no token
-            return
-        low, high = tensor.aminmax()  # several times as fast as to ask each
-        if not (low.isfinite() and high.isfinite()):
-            what = f"holds numbers that are none, or too large for {str(tensor.dtype).removeprefix('torch.')}"
-            raise CheckpointError(f"{self.module}.{name}.weight {what}", param=PARAM)
+    def expect_numbers(self, dtype: torch.dtype) -> None:
+        """CheckpointError: there are none in this type. For what `are_numbers` says no of as a whole."""
+        for name, tensor in (("lora_A", self.first), ("lora_B", self.second.float() * self.scale)):
+            if not are_numbers(tensor.to(dtype)):
+                what = f"holds numbers that are none, or too large for {str(dtype).removeprefix('torch.')}"
+                raise CheckpointError(f"{self.module}.{name}.weight {what}", param=PARAM)
+
+
+def are_numbers(tensor: torch.Tensor) -> bool:
+    """True if all of them are; asked of few large tensors, as a question takes longer than a small one's answer."""
+    if not tensor.numel():  # a rank that holds no token
+        return True
+    low, high = tensor.aminmax()  # several times as fast as to ask each
+    return bool(low.isfinite() and high.isfinite())
 
 
 class AdapterReader:

@@ -13,7 +13,7 @@ import torch
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.errors import MantaError
 from app.layers.linear import Linear
-from app.loading.adapters import AdapterReader, LayerPair
+from app.loading.adapters import AdapterReader, LayerPair, are_numbers
 from tests.adapters import QUERY, pair, write_adapter
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
@@ -76,11 +76,13 @@ def test_numbers_that_the_models_type_does_not_hold_are_refused(
     tensors = pair()
     tensors[f"base_model.model.{QUERY}.lora_{side}.weight"][1, 2] = number
     (found,) = read(reader(), tmp_path, tensors)
-    target = torch.empty(64, 64, dtype=dtype)
+    target = torch.zeros(64, 64, dtype=dtype)
     fits = number == 4e4 and dtype != torch.float16  # twice that is too large
     with nullcontext() if fits else pytest.raises(MantaError, match=rf"q_proj.lora_{side}.weight holds numbers that"):
-        found.first_into(target[:4], slice(0, 4))
-        found.second_into(target[:, :4], slice(0, 4))
+        found.expect_numbers(dtype)
+    found.first_into(target[:4], slice(0, 4))
+    found.second_into(target[:, 4:8], slice(0, 4))
+    assert are_numbers(target) is fits
 
 
 def test_experts_and_fused_tensors_of_other_sizes_are_refused(tmp_path: Path) -> None:

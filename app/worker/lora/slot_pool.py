@@ -16,7 +16,7 @@ from app.kernels.lora import LORA_OPS, TILE_RANK, ExpertMatrices, LoraOps, SlotC
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.experts.expert_linear import ExpertLinear
 from app.loading.adapter_changes import LayerChange
-from app.loading.adapters import LayerPair
+from app.loading.adapters import LayerPair, are_numbers
 from app.platforms import platform_of
 from app.worker.host_copy import empty
 
@@ -173,6 +173,9 @@ class SlotPool:
                 count = ranks.stop - ranks.start
                 pair.first_into(place.firsts(rows[tile])[part, :count], ranks)
                 pair.second_into(place.seconds(rows[tile])[start : start + len(pair.second), :count], ranks)
+        if not are_numbers(rows):
+            for pair in pairs:
+                pair.expect_numbers(rows.dtype)
         changes = None if self._changes is None else torch.zeros(self._changes.shape[1:], pin_memory=pinned)
         return HostAdapter(rows, places, runs, changes, list(held))
 

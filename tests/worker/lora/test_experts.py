@@ -16,7 +16,7 @@ from app.errors import MantaError
 from tests.adapters import pair, peft_adapter, peft_logits, write_adapter
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_media import media_judge, tiny_media_model
-from tests.tiny_models import tiny_model
+from tests.tiny_models import hf_model, tiny_model
 from tests.worker.lora.test_adapters import ATTENTION, PROMPT, load, runs
 from tests.worker.worker_driver import Driver, all_logits, decode_statically
 
@@ -212,9 +212,14 @@ def test_magnitudes_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     for name in [name for name in tensors if name.endswith("lora_B.weight")]:
         tensors[name.replace("lora_B.weight", "lora_magnitude_vector")] = torch.ones(len(tensors[name]))
     config = {**json.loads((adapter / "adapter_config.json").read_text()), "use_dora": True}
-    driver = adapting(tiny_model(family, **changes), lora_extras=True)
+    driver, both = (
+        adapting(tiny_model(family, **changes), lora_extras=True),
+        write_adapter(tmp_path / "b", tensors, **config),
+    )
     with pytest.raises(MantaError, match=r"experts\.0\.w1.*experts"):
-        load(driver, write_adapter(tmp_path / "b", tensors, **config))
+        load(driver, both)
+    with pytest.raises(ValueError, match="does not work with use_dora"):  # PEFT's judgment, which makes none either
+        PeftModel.from_pretrained(hf_model(tiny_model(family, **changes)), both)
 
 
 def test_without_the_option_they_are_refused_by_its_name(tmp_path: Path) -> None:
