@@ -26,6 +26,7 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
+    "/v1/embed": "embeddings",
     "/v1/score": "score",
     "/v1/rerank": "rerank",
     "/rerank": "rerank",

@@ -86,6 +86,7 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
         lambda text: {**_COHERE, "texts": _lines(text)},
         lambda text: {**_COHERE, "inputs": [{"content": [{"type": "text", "text": text}]}]},
     ],
+    "/v1/embed": [lambda text: {**_COHERE, "texts": _lines(text)}],
     "/score": _PAIRS,
     "/v1/score": _PAIRS,
     "/rerank": _DOCUMENTS,
@@ -95,7 +96,13 @@ TEXT_BODIES: dict[str, list[Callable[[str], Body]]] = {
 # Texts of a message batch are bounded when its requests run, on the route of messages.
 WITHOUT_TEXT = {"/detokenize", "/inference/v1/generate", "/v1/batches", "/v1/messages/batches"}
 WITHOUT_TEXT |= {"/v1/chat/completions/{completion_id}", "/v1/uploads", "/v1/uploads/{upload_id}/complete"}
-POOLED = {"/v1/embeddings": "embed", "/pooling": "embed", "/v2/embed": "embed", "/classify": "classify"}
+POOLED = {
+    "/v1/embeddings": "embed",
+    "/pooling": "embed",
+    "/v2/embed": "embed",
+    "/v1/embed": "embed",
+    "/classify": "classify",
+}
 POOLED |= dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "embed")
 
 

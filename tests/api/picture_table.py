@@ -88,7 +88,7 @@ TEXT_ONLY = {
     "/generative_scoring": _PLAIN,
     "/inference/v1/generate": _PLAIN,
     "/detokenize": _PLAIN,
-    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/v2/embed"), _POOLS),
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/v2/embed", "/v1/embed"), _POOLS),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), _POOLS),
     "/v1/batches": "each line goes to a route of its own: batches/test_pictures.py",
     "/v1/messages/batches": "each request goes to a route of its own: batches/test_pictures.py",

@@ -65,6 +65,18 @@ def test_cohere(server: Server, vectors: Any, models: dict[str, Path]) -> None:
     np.testing.assert_allclose([one.relevance_score for one in ranked], np.sort(scores)[::-1][:3], atol=1e-4)
 
 
+def test_cohere_s_first_client(server: Server, vectors: Any) -> None:
+    """As LangChain's CohereEmbeddings calls it: texts in batches, and the vectors as they come."""
+    import cohere
+
+    sdk = cohere.Client(api_key="none", base_url=server.url)
+    plain = sdk.embed(model="embed", texts=ASKED, input_type="search_document", truncate="END")
+    np.testing.assert_allclose(plain.embeddings, vectors, atol=1e-5)
+    forms = sdk.embed(model="embed", texts=ASKED, input_type="search_document", embedding_types=["float"])
+    found: Any = forms.embeddings
+    np.testing.assert_allclose(found.float_, vectors, atol=1e-5)
+
+
 def test_langchain(server: Server, vectors: Any) -> None:
     """Texts are sent as they are: OpenAI's tokens, which it would count them by, are of no use here."""
     from langchain_openai import OpenAIEmbeddings

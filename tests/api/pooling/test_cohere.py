@@ -1,4 +1,4 @@
-"""POST /v2/embed, as Cohere's clients send it; sentence-transformers judges the vectors and their packed forms."""
+"""POST /v2/embed and /v1/embed, as Cohere's clients ask; sentence-transformers judges vectors and packed forms."""
 
 from __future__ import annotations
 
@@ -69,6 +69,27 @@ def test_every_form_of_each_vector(http: httpx.Client, reference: SentenceTransf
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
     assert answer["texts"] == ASKED
     assert answer["response_type"] == "embeddings_by_type"
+
+
+def test_the_first_version_answers_a_list_or_forms(http: httpx.Client, reference: SentenceTransformer) -> None:
+    asked: dict[str, Any] = {"model": "embed", "texts": ASKED}
+    plain = http.post("/v1/embed", json=asked | {"input_type": "search_query"}).json()
+    np.testing.assert_allclose(plain["embeddings"], reference.encode_query(ASKED), atol=1e-5)
+    assert plain["response_type"] == "embeddings_floats"
+    assert plain["texts"] == ASKED
+    assert plain["meta"]["api_version"] == {"version": "1"}
+    several = http.post("/v1/embed", json=asked | {"embedding_types": FORMS}).json()
+    assert several["embeddings"].keys() == set(FORMS)
+    np.testing.assert_allclose(several["embeddings"]["float"], reference.encode(ASKED), atol=1e-5)
+    assert several["response_type"] == "embeddings_by_type"
+    for wrong, param in (
+        ({"texts": None}, "texts"),
+        ({"embedding_types": []}, "embedding_types"),
+        ({"images": ["data:"]}, "images"),
+    ):
+        answer = http.post("/v1/embed", json=asked | wrong)
+        assert answer.status_code == 400, answer.text
+        assert str(answer.json()["error"]["param"]).split(".")[0] == param
 
 
 def test_kinds_of_inputs_and_inputs_in_parts(http: httpx.Client, reference: SentenceTransformer) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.pooling.cohere import CohereEmbedRequest
+from app.api.pooling.cohere import CohereEmbedRequest, CohereEmbedV1Request
 from app.api.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
@@ -23,6 +23,7 @@ BODIES: dict[str, Any] = {
     "/v1/embeddings": EmbeddingRequest,
     "/pooling": PoolingRequest,
     "/v2/embed": CohereEmbedRequest,
+    "/v1/embed": CohereEmbedV1Request,
     "/classify": ClassifyRequest,
     "/score": ScoreRequest,
     "/rerank": RerankRequest,
