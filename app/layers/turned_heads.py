@@ -6,7 +6,8 @@ import torch
 
 from app.kernels.fused import FUSED_OPS
 from app.kernels.fused.reference import rotate
-from app.layers.context import BuildContext
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.rotary import Rotation
 
 
 class TurnedHeads:
@@ -20,9 +21,12 @@ class TurnedHeads:
         self._rotate_and_write = FUSED_OPS.on(ctx.device).rotate_and_write if is_even else None
         self._cache = torch.empty(1, 2, num_kv_heads // 2, 1, head_dim, dtype=ctx.dtype, device=ctx.device)
 
-    def of(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """heads [T, Hq + 2 Hkv, D], cos and sin [T, 1, Dr] -> rotated queries and keys [T, Hq + Hkv, D]."""
+    def of(self, heads: torch.Tensor, rotation: Rotation, ctx: ForwardContext) -> torch.Tensor:
+        """heads [T, Hq + 2 Hkv, D] -> queries and keys [T, Hq + Hkv, D], rotated."""
         if self._rotate_and_write is None:
-            return rotate(heads[:, : self._num_turned], cos, sin)
-        slots = torch.full((len(heads),), -1, dtype=torch.int64, device=heads.device)
-        return self._rotate_and_write(heads, cos, sin, None, self._cache, slots, None)
+            return rotate(heads[:, : self._num_turned], rotation.cos, rotation.sin)
+        slots: torch.Tensor | None = ctx.memo.get(TurnedHeads)
+        if slots is None:  # the same for all layers
+            slots = torch.full((len(heads),), -1, dtype=torch.int64, device=heads.device)
+            ctx.memo[TurnedHeads] = slots
+        return self._rotate_and_write(heads, rotation.cos, rotation.sin, None, self._cache, slots, None)

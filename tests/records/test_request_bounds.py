@@ -199,7 +199,9 @@ def test_an_unknown_cache_does_not_bound() -> None:
 def test_the_kind_of_work_must_be_the_model_s() -> None:
     pooling = RequestBounds(100, (), 50, pooling=PoolingInfo("last", is_causal=True, tasks=("embed",)))
     embed = EngineRequest("r", [1] * 50, PoolingParams())
-    assert pooling.settle(embed) is embed
+    settled = pooling.settle(embed)
+    assert settled == embed
+    assert pooling.settle(settled) is settled
     for bounds, work in ((BOUNDS, PoolingParams()), (pooling, SamplingParams())):
         with pytest.raises(UnsupportedError) as caught:
             bounds.settle(EngineRequest("r", [1], work))

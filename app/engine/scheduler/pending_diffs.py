@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -78,7 +79,7 @@ class PendingDiffs:
         return [
             NewRequest(
                 row=row,
-                token_ids=np.array(request.token_ids, np.int32),
+                token_ids=np.frombuffer(array("i", request.token_ids), np.int32),  # twice as fast as np.array
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=num_computed_tokens,
                 block_ids=list(request.block_ids),

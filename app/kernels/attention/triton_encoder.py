@@ -9,6 +9,7 @@ every token sees skip the mask. Tiling and online softmax are those of FlashAtte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from app.kernels.launch import next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 from app.platforms.to_device import to_device
 
-ROWS = 128  # tokens of a tile
+ROWS = 64  # tokens of a tile: what a warp group multiplies at once; more leave short texts' tiles empty
+LONG = 1024  # tokens of a text
 _LARGE_TILE_BYTES = 99 << 10  # of shared memory: what the largest tiles need
 
 
@@ -50,14 +52,12 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10
     """A table by head size and dtype. Full fp32 has no tensor cores."""
     padded = next_power_of_2(head_dim)
     if dtype == torch.float32:
-        return EncoderTile(ROWS, 16, num_warps=8, num_stages=1)
+        return EncoderTile(ROWS, 16, num_warps=4, num_stages=1)
     if shared_bytes < _LARGE_TILE_BYTES:  # AMD's have 64 KiB; not swept there
-        return EncoderTile(ROWS, 32, num_warps=8, num_stages=1)
-    if padded <= 64:
+        return EncoderTile(ROWS, 32, num_warps=4, num_stages=1)
+    if padded <= 128:  # swept on an H200 at 64, 80 and 128 (benchmarks/RESULTS.md)
         return EncoderTile(ROWS, 64, num_warps=4, num_stages=3)
-    if padded == 128:
-        return EncoderTile(ROWS, 64, num_warps=8, num_stages=2)
-    return EncoderTile(ROWS, 32, num_warps=8, num_stages=1)
+    return EncoderTile(ROWS, 32, num_warps=4, num_stages=1)
 
 
 @triton.jit
@@ -172,6 +172,7 @@ class TilePlan(EncoderPlan):
     def __init__(self, starts: list[int], device: torch.device) -> None:
         self._starts, self._device = starts, device
         self._groups: GroupPlan | None = None
+        self._is_even = len({end - start for start, end in pairwise(starts)}) == 1 and starts[1] - starts[0] >= LONG
         self.tiles = to_device(list_tiles(starts), device)
 
     def attend(
@@ -185,12 +186,17 @@ class TilePlan(EncoderPlan):
         seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See EncoderPlan; what is added to scores, PyTorch adds."""
-        if bias is not None:
+        if bias is not None or (self._is_even and window is None and seen is None and _leaves_gaps(query, key)):
             self._groups = self._groups or GroupPlan(self._starts, self._device)
             return self._groups.attend(query, key, value, scale, window, bias, seen)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
         return out
+
+
+def _leaves_gaps(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """True for heads that fill no tile: of long texts of one length, such as pictures, PyTorch's kernels are faster."""
+    return query.shape[2] != next_power_of_2(query.shape[2]) and query.shape[1] == key.shape[1]
 
 
 def launch(

@@ -9,7 +9,7 @@ import torch
 
 from app.kernels.attention.encoder import EncoderPlan, naive_encoder_attention, plan_encoder
 from app.kernels.attention.encoder_groups import GroupPlan
-from app.kernels.attention.triton_encoder import TilePlan, choose_tile, list_tiles
+from app.kernels.attention.triton_encoder import ROWS, TilePlan, choose_tile, list_tiles
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")  # Triton's interpreter runs where there is no GPU
@@ -60,7 +60,7 @@ def test_tiles_cover_each_token_once_the_longest_texts_first() -> None:
     tiles = list_tiles(starts, 128)
     assert tiles.tolist() == [[3, 300, 0], [3, 300, 128], [3, 300, 256], [303, 128, 0], [0, 3, 0], [431, 1, 0]]
     assert all(
-        choose_tile(size, dtype).rows == 128 for size in (16, 80, 128, 256) for dtype in (torch.float32, torch.half)
+        choose_tile(size, dtype).rows == ROWS for size in (16, 80, 128, 256) for dtype in (torch.float32, torch.half)
     )
 
 
