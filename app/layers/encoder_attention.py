@@ -83,7 +83,7 @@ class EncoderAttention(AttentionLayer):
             if rotation is not None:
                 query, key = rotation.apply(query), rotation.apply(key)
         elif rotation is not None:
-            turned = self._turned.of(heads, rotation, ctx)
+            turned = self._turned.of(heads, rotation.cos, rotation.sin, ctx.memo)
             query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
         bias = self.score_bias(ctx)
         seen = ctx.inputs.get("seen")
