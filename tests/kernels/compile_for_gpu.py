@@ -258,7 +258,7 @@ def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int 
         ops.linear(x, torch.empty(num_heads * head_dim, hidden, dtype=torch.bfloat16), None)
         gated = ops.gated_linear(x, torch.empty(2 * intermediate, hidden, dtype=torch.bfloat16), None, "silu")
         ops.linear_add_norm(gated, torch.empty(hidden, intermediate, dtype=torch.bfloat16), x[0], x, x[0], 1e-6, True)
-    triton_ops.EXACT_OPS.rms_norm(x, x[0], 1e-6)
+    triton_ops.OPS.rms_norm(x, x[0], 1e-6)
     triton_log_softmax.log_softmax(torch.empty(2, vocab))
     cache = torch.zeros(64, 2, num_kv_heads, 16, head_dim, dtype=torch.bfloat16)
     for counts in ([1, 1, 30], [1] * 3, [4] * 2, [1] * 300):
@@ -384,6 +384,7 @@ def attention(
     scales = torch.ones(2, num_kv_heads) if kv_dtype is not None else None
     for is_static, cascade, counts in (
         (False, False, [1, 1, 30]), (True, False, [1] * 3), (True, True, [1] * 3), (True, True, [1] * 128),
+        (True, False, [4] * 3), (True, False, [8] * 3),
     ):  # fmt: skip
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         meta = AttentionMetadata(

@@ -1,7 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
-"""Split-KV decode (Flash-Decoding: Dao, Haziza, Massa and Sizov, 2023) of requests with one query token.
+"""Split-KV decode (Flash-Decoding: Dao, Haziza, Massa and Sizov, 2023) of requests with one query token, or with the
+same few, the last of their contexts.
 
-A program attends one KV head's query heads over one split.
+A program attends one KV head's query heads, of all of a request's Q queries, over one split.
 
 A request's context is cut by its own length alone (triton_splits.py). Splits leave normalised partial results and
 their log-sum-exp; the program that finishes the last of a request's splits merges them, in a fixed order whoever that
@@ -109,22 +110,34 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, hea
     )
 
 
+@triton.jit
+def rows_of(i_r, i_head, o_row, G: tl.constexpr, Q: tl.constexpr):
+    """(token int64, query head) of rows of a KV head's tile: of one query after the other, all its heads."""
+    o_token = i_r.to(tl.int64) * Q + o_row * 0
+    o_head = i_head * G + o_row
+    if Q > 1:
+        o_token += o_row // G
+        o_head = i_head * G + o_row % G
+    return o_token, o_head
+
+
 @triton.jit(noinline=True)
 def merge_splits(
     i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
     stride_out_token, stride_out_head, stride_split,
-    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    G: tl.constexpr, Q: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
 ):  # fmt: skip
-    """out = sum of partials weighted by exp2(log_sum - their total), for G query heads of a KV head; the loads of BS
-    splits are under way at a time. They pass by L1, which knows nothing of what other multiprocessors wrote.
+    """out = sum of partials weighted by exp2(log_sum - their total), for Q * G query heads of a KV head; the loads of
+    BS splits are under way at a time. They pass by L1, which knows nothing of what other multiprocessors wrote.
 
     A function of its own to the compiler too: inline, a third more registers would hold what is computed ahead for it.
     """
     o_g = tl.arange(0, BG)
-    o_head = i_head * G + o_g
-    m_g = o_g < G
-    o_first = (i_r.to(tl.int64) * num_heads * G + o_head) * stride_split
+    o_token, o_head = rows_of(i_r, i_head, o_g, G, Q)
+    m_g = o_g < Q * G
+    o_first = ((i_r.to(tl.int64) * num_heads + i_head) * Q * G + o_g) * stride_split
     o_all = tl.arange(0, MAX_SPLITS)
     m_all = m_g[:, None] & (o_all[None, :] < num_splits)
     p_logs = p_log_sum + o_first[:, None] + o_all[None, :]
@@ -149,7 +162,7 @@ def merge_splits(
             logs, parts = logs + (b_log,), parts + (b_part,)  # noqa: RUF005 (the compiler knows no unpacking)
         for i in tl.static_range(BS):
             b_out += parts[i] * tl.exp2(logs[i] - b_max)[:, None]
-    p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+    p_o = p_out + o_token[:, None] * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
     tl.store(p_o, (b_out / b_total[:, None]).to(p_out.dtype.element_ty), mask=m_o)
 
 
@@ -160,29 +173,33 @@ def attend_split(
     scale, soft_cap, window, num_bias,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr,
+    G: tl.constexpr, Q: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, USE_WINDOW: tl.constexpr,
+    USE_CAP: tl.constexpr,
     MERGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One KV head's query heads over positions [begin, end) of request i_r, one of its num_splits splits: into p_out,
-    or as a partial result, merged with the others if it is the last one to be done (and MERGE)."""
+    or as a partial result, merged with the others if it is the last one to be done (and MERGE). Of several queries the
+    first ones may see nothing of the last split."""
     i_head, num_heads = tl.program_id(0), tl.num_programs(0)
     o_m = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
-    m_q = (o_m[:, None] < G) & (o_d[None, :] < D)
-    o_head = i_head * G + o_m
-    p_query = p_q + i_r.to(tl.int64) * stride_q_token + o_head[:, None] * stride_q_head + o_d[None, :]
+    m_q = (o_m[:, None] < Q * G) & (o_d[None, :] < D)
+    o_token, o_head = rows_of(i_r, i_head, o_m, G, Q)
+    p_query = p_q + o_token[:, None] * stride_q_token + o_head[:, None] * stride_q_head + o_d[None, :]
     b_q = tl.load(p_query, mask=m_q, other=0.0)
     o_pos = tl.zeros([BM], dtype=tl.int32) + (b_len - 1)
+    if Q > 1:
+        o_pos = b_len - Q + o_m // G
     b_acc = tl.zeros([BM, BD], dtype=tl.float32)
     b_sum = tl.zeros([BM], dtype=tl.float32)
     b_max = tl.zeros([BM], dtype=tl.float32) + NO_MAX
     b_slope = None
     if p_slopes is not None:
-        b_slope = tl.load(p_slopes + o_head, mask=o_m < G, other=0.0)
+        b_slope = tl.load(p_slopes + o_head, mask=o_m < Q * G, other=0.0)
     p_bias = None
     if p_biases is not None:
-        p_bias = p_biases + (i_head * G + tl.minimum(o_m, G - 1)) * num_bias
+        p_bias = p_biases + tl.minimum(o_head, i_head * G + G - 1) * num_bias
     p_head = p_cache + i_head * stride_head
     p_table = p_tables + i_r.to(tl.int64) * stride_table
     if p_scales is not None:
@@ -206,15 +223,17 @@ def attend_split(
             )  # fmt: skip
     if num_splits == 1:
         if p_sinks is not None:
-            b_sum += weight_of_sink(tl.load(p_sinks + o_head, mask=o_m < G, other=0.0), b_max)
+            b_sum += weight_of_sink(tl.load(p_sinks + o_head, mask=o_m < Q * G, other=0.0), b_max)
         b_out = b_acc / b_sum[:, None]
-        p_o = p_out + i_r.to(tl.int64) * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
+        p_o = p_out + o_token[:, None] * stride_out_token + o_head[:, None] * stride_out_head + o_d[None, :]
         tl.store(p_o, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
+        if Q > 1:
+            b_sum = tl.where(b_max > NO_MAX, b_sum, 1.0)  # what saw nothing weighs nothing
         b_out = b_acc / b_sum[:, None]
-        o_part = (i_r.to(tl.int64) * num_heads * G + o_head) * stride_split + i_split
+        o_part = ((i_r.to(tl.int64) * num_heads + i_head) * Q * G + o_m) * stride_split + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
-        tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < G)
+        tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < Q * G)
         if MERGE:
             # One thread counts for all: the first barrier has their partial results written before it does, the second
             # has none of them read before it has.
@@ -225,7 +244,7 @@ def attend_split(
             if num_before == num_splits - 1:
                 merge_splits(
                     i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
-                    stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, False,
+                    stride_out_token, stride_out_head, stride_split, G, Q, BG, D, BD, BS, MAX_SPLITS, False,
                 )  # fmt: skip
                 tl.store(p_count, 0)  # for the next layer
 
@@ -238,8 +257,9 @@ def decode_kernel(
     scale, soft_cap, window, num_bias,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-    G: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr, USE_WINDOW: tl.constexpr,
+    G: tl.constexpr, Q: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
     USE_CAP: tl.constexpr, USE_LIST: tl.constexpr, MERGE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (Hkv, splits of the longest request, Rd); with a list of splits (Hkv, any number), which share it out. The
@@ -254,7 +274,7 @@ def decode_kernel(
         for i_item in range(tl.program_id(1), count, stride):
             next_item = tl.load(p_items + i_item + stride, mask=i_item + stride < count, other=0)
             i_r, i_split, b_len = unpack_item(item, MAX_SPLITS)
-            lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+            lo, start, split = cut_context(b_len, window + Q - 1, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
             begin = start + i_split * split
             end = tl.minimum(begin + split, b_len)
             attend_split(
@@ -263,13 +283,13 @@ def decode_kernel(
                 scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
+                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
             )  # fmt: skip
             item = next_item
     else:
         i_split, i_r = tl.program_id(1), tl.program_id(2)
         b_len = tl.load(p_seq_lens + i_r)
-        lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
+        lo, start, split = cut_context(b_len, window + Q - 1, BN, USE_WINDOW, MAX_SPLITS, SPLIT_KEYS)
         begin = start + i_split * split
         end = tl.minimum(begin + split, b_len)
         if begin < end:
@@ -279,7 +299,7 @@ def decode_kernel(
                 scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                G, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
+                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
             )  # fmt: skip
 
 
@@ -298,7 +318,7 @@ def merge_kernel(
     if num_splits > 1:  # else decode_kernel wrote the output itself
         merge_splits(
             i_r, tl.program_id(0), tl.num_programs(0), num_splits, p_partial, p_log_sum, p_sinks, p_out,
-            stride_out_token, stride_out_head, stride_split, G, BG, D, BD, BS, MAX_SPLITS, True,
+            stride_out_token, stride_out_head, stride_split, G, 1, BG, D, BD, BS, MAX_SPLITS, True,
         )  # fmt: skip
 
 
@@ -310,21 +330,24 @@ def decode(
     out: torch.Tensor,
     options: AttentionOptions,
     tile: DecodeTile | None = None,
+    each: int = 1,
 ) -> None:
-    """Write rows [0, num_decodes) of out [T, Hq, D] from the same rows of query [T, Hq, D]."""
+    """Write rows [0, num_decodes * each) of out [T, Hq, D] from the same rows of query [T, Hq, D]: of each request so
+    many, its last ones."""
     sliding_window, kv_scales, bias = options.sliding_window, options.kv_scales, options.bias or _NO_BIAS
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
     tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
-    sizes = _sizes(group, head_dim, tile)
+    sizes = _sizes(group, head_dim, tile, each)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
     is_same = sliding_window is None and bias.slopes is None and bias.by_distance is None  # whatever the position
     if is_same and scratch.shared is not None:
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
-    listed = scratch.splits(meta, sliding_window, tile) if shared is None else shared.singles
+    reach = None if sliding_window is None else sliding_window + each - 1  # of all of a request's queries
+    listed = scratch.splits(meta, reach, tile) if shared is None else shared.singles
     grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
     if listed is not None:
         grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
@@ -338,6 +361,7 @@ def decode(
         query.stride(0), query.stride(1), out.stride(0), out.stride(1),
         *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
         S=block_size,
+        Q=each,
         BM=max(16, sizes["BG"]),
         USE_WINDOW=sliding_window is not None,
         USE_CAP=options.soft_cap is not None,
@@ -348,7 +372,7 @@ def decode(
         num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
         **sizes,
         **early_launch(query.device),
-        **register_limit(tile.max_registers),
+        **register_limit(tile.max_registers if sizes["BG"] <= 16 else None),
     )  # fmt: skip
     if shared is not None:
         attend_runs(
@@ -362,9 +386,9 @@ def decode(
         )  # fmt: skip
 
 
-def _sizes(group: int, head_dim: int, tile: DecodeTile) -> dict[str, int]:
+def _sizes(group: int, head_dim: int, tile: DecodeTile, each: int) -> dict[str, int]:
     """Returns how contexts are cut and partial results merged: what both kernels are compiled for."""
-    rows, columns = next_power_of_2(group), next_power_of_2(head_dim)
+    rows, columns = next_power_of_2(group * each), next_power_of_2(head_dim)
     return {
         "G": group,
         "BG": rows,

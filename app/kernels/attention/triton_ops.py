@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The Triton attention backend (`OPS`): decodes go to the split-KV kernel, all other requests to a prefill kernel.
 
-The two write disjoint rows of the output. A static step of few rows that verify drafts takes each token for a decode:
-the split-KV kernel reads a context several times then, but in many programs at once, as the other does not.
+The two write disjoint rows of the output. A static step that verifies drafts is one of decodes with several queries
+each. Of few rows it takes each token for a decode by itself: the split-KV kernel reads a context several times then,
+but in many programs at once.
 
 Nothing here waits for the device: grids come from host numbers of the metadata, lengths and tables are read by the
 kernels. Of those for prefills the one in Gluon is faster where it serves (`python -m benchmarks.kernels` times both).
@@ -33,6 +34,7 @@ from app.kernels.quick_launch import quick_launch
 
 _MAX_HEAD_DIM = 512
 _FEW_TOKENS = 8  # of a step
+_MOST_ROWS = 32  # queries and heads of a request that a program of the split-KV kernel holds for a KV head
 
 
 Prefill = Callable[[torch.Tensor, torch.Tensor, AttentionMetadata, torch.Tensor, AttentionOptions], None]
@@ -52,6 +54,7 @@ class TritonPlan:
     scratch: DecodeScratch
     prefills: tuple[PrefillKernel, ...]
     decodes: AttentionMetadata | None = None  # the step's tokens as decodes
+    each: int = 1  # queries of a decode
 
 
 def check_sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
@@ -69,18 +72,24 @@ def check_sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_size: in
 def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
     """Set meta.plan. ConfigError where the kernels cannot serve the shape."""
     check_sizes(num_heads, num_kv_heads, head_dim, block_size)
-    decodes = as_decodes(meta)
-    scratch = make_scratch(decodes or meta, num_heads, num_kv_heads, head_dim)
-    meta.plan = TritonPlan(scratch, PREFILL.all_on(meta.seq_lens.device), decodes)
+    decodes, each = as_decodes(meta), 1
+    if decodes is None and meta.max_query_len * (num_heads // num_kv_heads) <= _MOST_ROWS and brings_alike(meta):
+        decodes, each = replace(meta, num_decodes=meta.seq_lens.shape[0]), meta.max_query_len
+    scratch = make_scratch(decodes or meta, num_heads * each, num_kv_heads, head_dim)
+    meta.plan = TritonPlan(scratch, PREFILL.all_on(meta.seq_lens.device), decodes, each)
+
+
+def brings_alike(meta: AttentionMetadata) -> bool:
+    """True of a static step whose rows bring the same number of tokens, more than one."""
+    num_tokens, each = meta.slot_mapping.shape[0], meta.max_query_len
+    return meta.is_static and each > 1 and num_tokens == each * meta.seq_lens.shape[0]
 
 
 def as_decodes(meta: AttentionMetadata) -> AttentionMetadata | None:
     """A static step whose rows bring equally many tokens, of which there are few, with a request for each token; None:
     it is another one."""
     num_tokens, each = meta.slot_mapping.shape[0], meta.max_query_len
-    if not meta.is_static or each == 1 or not 0 < num_tokens <= _FEW_TOKENS:
-        return None
-    if num_tokens != each * meta.seq_lens.shape[0]:
+    if not 0 < num_tokens <= _FEW_TOKENS or not brings_alike(meta):
         return None
     behind = torch.arange(1 - each, 1, dtype=torch.int32, device=meta.seq_lens.device)
     return replace(
@@ -184,7 +193,7 @@ def paged_attention(
     options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
     meta = plan.decodes or meta
     if meta.num_decodes > 0:
-        decode(query, kv_cache, meta, plan.scratch, out, options)
+        decode(query, kv_cache, meta, plan.scratch, out, options, each=plan.each)
     if meta.num_decodes < meta.seq_lens.shape[0]:
         prefill, _ = chosen(plan.prefills, query, kv_cache, options)
         prefill(query, kv_cache, meta, out, options)

@@ -135,7 +135,7 @@ class FusedOps:
 FUSED_OPS: KernelTable[FusedOps] = KernelTable(
     "fused kernels",
     Candidate("app.kernels.fused.exact:OPS", HOST, is_exact=True),
-    Candidate("app.kernels.fused.triton_ops:EXACT_OPS", TRITON, is_exact=True),
+    Candidate("app.kernels.fused.triton_ops:OPS", TRITON, is_exact=True),
     Candidate("app.kernels.fused.triton_ops:OPS", TRITON),
     Candidate("app.kernels.fused.reference:OPS"),
 )

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -279,5 +277,5 @@ OPS = FusedOps(
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     add_layer_norm=add_layer_norm,
-)
-EXACT_OPS = replace(OPS, rms_norm=rms_norm)  # all of these treat a row as if it were alone; PyTorch's does not say so
+    rms_norm=rms_norm,
+)  # all of these treat a row as if it were alone; PyTorch's own norm does not say so

@@ -89,11 +89,13 @@ def test_features(ops: AttentionOps, sliding_window: int | None, soft_cap: float
 @pytest.mark.parametrize("names", ["", "sinks alibi", "distance_bias"])
 def test_a_quantized_cache(ops: AttentionOps, names: str) -> None:
     """Keys and values are numbers that fp8 has, so the scales are all that may go wrong."""
-    batch = make_batch(LENS, device=DEVICE)
+    check_quantized(ops, LENS, names)
+
+
+def check_quantized(ops: AttentionOps, lens: list[tuple[int, int]], names: str, *, is_static: bool = False) -> None:
+    batch, judged = (make_batch(lens, device=DEVICE) for _ in range(2))
     scales = torch.tensor([[0.5, 2.0], [4.0, 0.25]], device=DEVICE)
-    unscaled = batch.kv_cache.to(KV_FP8)
-    batch.kv_cache = unscaled
-    judged = make_batch(LENS, device=DEVICE)
+    batch.kv_cache, batch.meta.is_static = batch.kv_cache.to(KV_FP8), is_static
     for kind, own in enumerate((judged.keys, judged.values)):
         for request, stored in enumerate(own):
             own[request] = stored.to(KV_FP8).float() * scales[kind][:, None]
@@ -108,6 +110,19 @@ def test_a_static_step_with_sinks_counts_each_once() -> None:
         batch = make_batch([(1, 300), (1, 290), (1, 17)], device=DEVICE, prefix_of={1: (0, 256)})
         batch.meta.is_static, batch.meta.cascade = True, cascade
         check(ops, batch, bias=bias(4, names))
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_a_static_step_that_verifies_drafts_has_its_biases(is_quantized: bool) -> None:
+    """Four queries a request, of which the first see nothing of the last split."""
+    ops: AttentionOps = ATTENTION_BACKENDS.load("triton")
+    lens = [(4, 257), (4, 258), (4, 290), (4, 17)]
+    if is_quantized:
+        check_quantized(ops, lens, "sinks alibi", is_static=True)
+        return
+    batch = make_batch(lens, device=DEVICE)
+    batch.meta.is_static = True
+    check(ops, batch, bias=bias(4, "sinks alibi"))
 
 
 @pytest.mark.gpu

@@ -151,6 +151,30 @@ def test_few_rows_that_verify_drafts_are_decodes(options: dict[str, float]) -> N
     assert triton_ops.as_decodes(meta) is None
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"sliding_window": 70, "soft_cap": 15.0}])
+@pytest.mark.parametrize(("each", "num_heads"), [(2, 6), (4, 4), (5, 4), (8, 8)])
+def test_rows_that_verify_drafts_are_decodes_of_several_queries(
+    monkeypatch: pytest.MonkeyPatch, each: int, num_heads: int, options: dict[str, float]
+) -> None:
+    """With splits whose first positions are behind a request's first queries; two key heads; other layers beside."""
+    monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(triton_splits, "MAX_SPLITS", 8)
+    monkeypatch.setattr(triton_decode, "_MERGE_ELEMENTS", 256)
+    lengths = (each, 32, 33, 65, 66, 150, 290, each + 1)
+    batch = make_batch([(each, length) for length in lengths], num_heads=num_heads, device=DEVICE)
+    batch = dataclasses.replace(batch, meta=dataclasses.replace(batch.meta, is_static=True, max_seq_len=512))
+    check(batch, **options)
+    assert isinstance(batch.meta.plan, TritonPlan)
+    assert batch.meta.plan.each == each
+    again = dataclasses.replace(batch, query=-batch.query)  # the next layer
+    assert not torch.equal(run(again, **options), run(batch, **options))
+
+
+def test_many_queries_and_heads_go_the_way_of_prompts() -> None:
+    batch = make_batch([(9, 90)] * 3, num_heads=8, device=DEVICE)
+    check(dataclasses.replace(batch, meta=dataclasses.replace(batch.meta, is_static=True)))
+
+
 def test_layers_of_a_step_share_the_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each counts splits from 0 and merges what it wrote itself: with and without a window, another number of them."""
     monkeypatch.setattr(triton_splits, "SPLIT_KEYS", 32)
