@@ -553,6 +553,7 @@ def all_calls() -> list[Callable[[], None]]:
             for heads, fp8 in ((16, False), (16, True), (128, False), (128, True))
         ),
         partial(latent_attention, torch.float32, 5, (256, 32, 64, 64), False),
+        partial(latent_attention, torch.bfloat16, 20, (512, 64, 192, 256), False),  # GLM-4.7-Flash
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
         partial(layer_normed, 1280, 5120),

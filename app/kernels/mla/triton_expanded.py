@@ -54,13 +54,21 @@ class Carried:
     log_sum: torch.Tensor  # fp32 [T, H], base 2
 
 
-def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> ExpandedTile:
-    """A table by the width of a key; in bf16 at 128 swept on an H200."""
+_WIDE = tuple(ExpandedTile(rows=128, keys=64, num_warps=8, num_stages=stages) for stages in (3, 2))
+_NARROW = tuple(ExpandedTile(rows=64, keys=32, num_warps=4, num_stages=stages) for stages in (2, 1))
+_BESIDE = 2 << 10  # bytes of shared memory that a kernel takes beside its queries, keys and values
+
+
+def choose_tile(key_width: int, value_width: int, dtype: torch.dtype, shared_bytes: int) -> ExpandedTile:
+    """The first that fits by the widths that heads are padded to (keys with what turns); in bf16 at 128 + 64 and 128
+    swept on an H200."""
     if dtype == torch.float32:
         return ExpandedTile(rows=32, keys=16, num_warps=4, num_stages=1)
-    if head_dim > 64 and shared_bytes >= 160 << 10:
-        return ExpandedTile(rows=128, keys=64, num_warps=8, num_stages=3 if shared_bytes >= 220 << 10 else 2)
-    return ExpandedTile(rows=64, keys=32, num_warps=4, num_stages=2 if shared_bytes >= 99 << 10 else 1)
+    for tile in (*(_WIDE if value_width > 64 else ()), *_NARROW):
+        held = tile.rows * key_width + tile.num_stages * tile.keys * (key_width + value_width)
+        if held * dtype.itemsize + _BESIDE <= shared_bytes:
+            return tile
+    return _NARROW[-1]
 
 
 @quick_launch
@@ -223,15 +231,16 @@ def attend_chunk(
     nope = chunk.expanded.shape[2] - value_dim
     turned = query.shape[2] - nope
     latent = chunk.latents.shape[1] - turned
-    tile = tile or choose_tile(nope, query.dtype, shared_memory(query.device))
+    padded = [max(16, next_power_of_2(width)) for width in (nope, turned, value_dim)]
+    tile = tile or choose_tile(sum(padded[:2]), padded[2], query.dtype, shared_memory(query.device))
     expanded_kernel[(cdiv(meta.max_query_len, tile.rows), num_heads, meta.seq_lens.shape[0])](
         query, chunk.expanded, chunk.latents[:, latent:], out, carried.result, carried.log_sum, meta.query_start_loc,
         offsets, meta.seq_lens, scale, chunk.first, chunk.size,
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), chunk.expanded.stride(0),
         chunk.expanded.stride(1), chunk.latents.stride(0),
         H=num_heads, DN=nope, DR=turned, DV=value_dim, BM=tile.rows, BN=tile.keys,
-        BDN=max(16, next_power_of_2(nope)), BDR=max(16, next_power_of_2(turned)),
-        BDV=max(16, next_power_of_2(value_dim)), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        BDN=padded[0], BDR=padded[1], BDV=padded[2],
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 

@@ -35,8 +35,8 @@ ASKED: list[dict[str, Any]] = [
 ]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "heads": ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}),
-    "latent-experts": ("deepseek_v3", SHAPES["deepseek_v3"]),
-    "experts": ("glm4_moe", SHAPES["glm4_moe"]),
+    "latent-experts": ("deepseek_v3", SHAPES["deepseek_v3"].shape),
+    "experts": ("glm4_moe", SHAPES["glm4_moe"].shape),
     "windows": (
         "gemma3_text",
         {"num_hidden_layers": 4, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"] * 2},

@@ -44,7 +44,7 @@ DRAFTERS = ("ngram", "suffix", "draft_model", "mtp", *WITH_CHECKPOINT)
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters and targets of as many tokens."""
     monkeypatch.setattr(drafters, "VOCAB", VOCAB)
-    for sizes in (drafters.CONFIG, SHAPES["glm4_moe"]):
+    for sizes in (drafters.CONFIG, SHAPES["glm4_moe"].shape):
         monkeypatch.setitem(sizes, "vocab_size", VOCAB)
 
 
