@@ -70,14 +70,17 @@ class DecodeScratch:
     # How the step shares splits, if it may, by (keys of a tile, most requests of a group); made as the lists are.
     shared: dict[tuple[int, int], SharedSplits] | None = None
 
-    def splits(self, meta: AttentionMetadata, sliding_window: int | None, tile: DecodeTile) -> SplitList | None:
-        """The list for a layer; None outside of static steps."""
+    def splits(
+        self, meta: AttentionMetadata, sliding_window: int | None, tile: DecodeTile, each: int
+    ) -> SplitList | None:
+        """The list for a layer whose requests have so many queries; None outside of static steps."""
         if self.lists is None:
             return None
         key = (sliding_window, tile.keys)
         if key not in self.lists:
             lens = meta.seq_lens[: meta.num_decodes]
-            self.lists[key] = list_splits(lens, self.num_splits, tile.keys, sliding_window)
+            reach = None if sliding_window is None else sliding_window + each - 1  # of all of a request's queries
+            self.lists[key] = list_splits(lens, self.num_splits, tile.keys, reach)
         return self.lists[key]
 
 
@@ -332,8 +335,7 @@ def decode(
     tile: DecodeTile | None = None,
     each: int = 1,
 ) -> None:
-    """Write rows [0, num_decodes * each) of out [T, Hq, D] from the same rows of query [T, Hq, D]: of each request so
-    many, its last ones."""
+    """Write the first num_decodes * `each` rows of out [T, Hq, D], a request's last tokens, from query [T, Hq, D]."""
     sliding_window, kv_scales, bias = options.sliding_window, options.kv_scales, options.bias or _NO_BIAS
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -346,8 +348,7 @@ def decode(
     is_same = sliding_window is None and bias.slopes is None and bias.by_distance is None  # whatever the position
     if is_same and scratch.shared is not None:
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
-    reach = None if sliding_window is None else sliding_window + each - 1  # of all of a request's queries
-    listed = scratch.splits(meta, reach, tile) if shared is None else shared.singles
+    listed = shared.singles if shared is not None else scratch.splits(meta, sliding_window, tile, each)
     grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
     if listed is not None:
         grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
