@@ -1,14 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Prefill for Hopper GPUs, written in Gluon: one warp copies keys and values, two groups of four warps compute.
 
-The same result as triton_prefill.py, with the pipeline of FlashAttention-3 (Shah et al., 2024). A program's tile of 128
-(token, head) rows is halved between the two groups. The copying warp fills a ring of shared-memory stages by the GPU's
-copy engine (TMA), one piece of a block at a time, so blocks of any size serve; a barrier (mbarrier) per stage counts
-the bytes that arrived, another one the groups that are done with it. Each group starts the product of its queries with
-the next keys before it takes the softmax of the current ones, so that the tensor cores work while it does.
-
-Tiles of keys go from the last to the first: the ones that need a causal mask come first, those at the edge of a sliding
-window last. Triton's interpreter cannot run Gluon; the tests of this file need the GPU.
+The same result as triton_prefill.py, by the pipeline of gluon_pipeline.py, of (token, head) rows. Keys and values come
+one piece of a block at a time, so blocks of any size serve. Triton's interpreter cannot run Gluon; the tests of this
+file need the GPU.
 """
 
 from __future__ import annotations
@@ -16,31 +11,19 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata, AttentionOptions
+from app.kernels.attention.gluon_pipeline import KEYS, LOG2_E, PANEL, PANEL_LAYOUT, ROWS, STAGES, attend_tiles, ring
 from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
 
-ROWS = gl.constexpr(64)  # (token, head) rows of a group: what one instruction of four warps takes
-KEYS = gl.constexpr(128)  # keys of a tile
-STAGES = gl.constexpr(2)  # tiles of keys, and of values, that shared memory holds
-PANEL = gl.constexpr(64)  # columns that TMA copies at once: 128 bytes, the width of the swizzle
-PANEL_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 # Least window of heads of 64. Triton's kernel took 193 us and this one 244 with a window of 128,
 # 511 and 468 with one of 1,024, 1,637 and 1,320 without (64 heads, 8,192 tokens, an H200).
 LEAST_WINDOW = 512
-LOG2_E = 1.4426950408889634
 BASE_2 = gl.constexpr(LOG2_E)
-NO_MAX = gl.constexpr(-1.0e30)  # see triton_tile.py
 
 
 @gluon.jit
@@ -79,58 +62,10 @@ def copy_partition(
 
 
 @gluon.jit
-def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr, window=None):
-    """One KV tile of the online softmax (Milakov and Gimelshein, 2018): weights exp2(scores - maximum) [ROWS, KEYS] of
-    keys from i_n on, then per row the factor of what was summed before, the new maximum, the new sum."""
-    if MASKED:
-        o_n = i_n + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
-        m_s = o_n[None, :] <= o_pos[:, None]
-        if window is not None:
-            m_s = m_s & (o_n[None, :] > (o_pos - window)[:, None])
-        b_s = gl.where(m_s, b_s, float("-inf"))
-    b_new_max = gl.maximum(b_max, gl.max(b_s, 1) * factor)
-    b_scale = gl.exp2(b_max - b_new_max)
-    b_p = gl.exp2(b_s * factor - b_new_max[:, None])
-    return b_p, b_scale, b_new_max, b_sum * b_scale + gl.sum(b_p, 1)
-
-
-@gluon.jit
-def kv_iteration(
-    j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles, first_tile, o_pos,
-    window, factor, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """Scores of tile j (counted from the last) while the weights b_p of tile j - 1 meet their values."""
-    stage = j % STAGES
-    stage_v, phase_v = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
+def start_scores(queries, keys, stage, S_LAYOUT: gl.constexpr):
+    """Scores [ROWS, KEYS] of the keys in a stage, under way."""
     zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
-    b_s = warpgroup_mma(q_smem, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(stage_v), phase_v)
-    b_acc = warpgroup_mma(b_p, v_smem.index(stage_v), b_acc, is_async=True)
-    b_s = warpgroup_mma_wait(1, deps=[b_s])
-    mbarrier.arrive(k_free.index(stage), count=1)
-    i_n = (num_tiles - 1 - j) * KEYS
-    b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED, window)
-    b_next = gl.convert_layout(b_weights.to(q_smem.dtype), b_p.type.layout)
-    # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
-    mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < num_tiles - first_tile)
-    b_acc, b_p, b_next, b_sum = warpgroup_mma_wait(0, deps=[b_acc, b_p, b_next, b_sum])
-    mbarrier.arrive(v_free.index(stage_v), count=1)
-    b_acc = b_acc * gl.convert_layout(b_scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return b_next, b_acc, b_max, b_sum
-
-
-@gluon.jit
-def zero_unseen(v_part, i_n, lo, hi, LAYOUT: gl.constexpr):
-    """Values [KEYS, D] of keys from i_n on: those of keys before lo or from hi on become 0. Slots past the request, and
-    blocks that no token sees any more, which may be others' by now, may hold NaN, which a weight of 0 does not hide.
-
-    Both groups do it to a tile, without a barrier between them: so in one pass, which stores the same whenever it has
-    read. After a first pass for one bound, and a second one for the other, a group could store what the other had
-    zeroed."""
-    o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
-    b_v = v_part.load(LAYOUT)
-    v_part.store(gl.where(((o_n >= lo) & (o_n < hi))[:, None], b_v, 0.0).to(v_part.dtype))
-    fence_async_shared()
+    return warpgroup_mma(queries, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -142,8 +77,6 @@ def attend_partition(
     """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tile."""
     D: gl.constexpr = k_smem.shape[2]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     q_smem = q_all.index(GROUP)
@@ -160,54 +93,17 @@ def attend_partition(
     # The last position that each row sees. Rows that only pad the tile see some too; they are not stored.
     o_pos = b_len - b_num_query + i_q * BQ + (GROUP * ROWS + gl.arange(0, ROWS, layout=ROW_LAYOUT)) // G
     o_pos = gl.minimum(o_pos, b_len - 1)
-    b_max = gl.full([ROWS], NO_MAX, gl.float32, ROW_LAYOUT)
-    b_sum = gl.zeros([ROWS], gl.float32, ROW_LAYOUT)
-    # The last tile: only its scores.
-    mbarrier.wait(k_ready.index(0), 0)
-    zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
-    b_s = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    b_s = warpgroup_mma_wait(0, deps=[b_s])
-    mbarrier.arrive(k_free.index(0), count=1)
-    i_n = (num_tiles - 1) * KEYS
-    b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True, window)
-    b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
     lo = 0  # the first key that any row sees
     if window is not None:
         lo = b_len - b_num_query + i_q * BQ - window + 1
-    if (i_n + KEYS > b_len) | (i_n < lo):
-        mbarrier.wait(v_ready.index(0), 0)
-        zero_unseen(v_smem.index(0), i_n, lo, b_len, WIDE)
-    b_acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
-    count = num_tiles - first_tile
-    mbarrier.wait(k_ready.index(1), 0, pred=count > 1)
-    for j in range(1, num_masked):
-        b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
-            first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
-        )  # fmt: skip
-    for j in range(gl.maximum(num_masked, 1), num_full):
-        b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
-            first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, False,
-        )  # fmt: skip
-    if window is not None:
-        for j in range(gl.maximum(gl.maximum(num_masked, 1), num_full), count):
-            b_p, b_acc, b_max, b_sum = kv_iteration(
-                j, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
-                first_tile, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
-            )  # fmt: skip
-    # The first tile's values.
-    stage, phase = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
-    mbarrier.wait(v_ready.index(stage), phase)
-    if window is not None:  # noqa: SIM102
-        if (count > 1) & (first_tile * KEYS < lo):
-            zero_unseen(v_smem.index(stage), first_tile * KEYS, lo, b_len, WIDE)
-    b_acc = warpgroup_mma(b_p, v_smem.index(stage), b_acc, is_async=True)
-    b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+    b_acc, b_max, b_sum = attend_tiles(
+        start_scores, q_smem, k_smem, v_smem, k_ready, v_ready, k_free, v_free, (num_tiles - 1) * KEYS,
+        num_tiles - first_tile, num_masked, num_full, o_pos, lo, b_len, window, factor, WIDE,
+    )  # fmt: skip
     if p_sinks is not None:  # a score that has no value
         o_sink = i_head * G + (GROUP * ROWS + gl.arange(0, ROWS, layout=ROW_LAYOUT)) % G
         b_sum += gl.exp2(gl.load(p_sinks + o_sink).to(gl.float32) * BASE_2 - b_max)
-    b_acc = b_acc / gl.convert_layout(b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    b_acc = b_acc / gl.convert_layout(b_sum, gl.SliceLayout(1, b_acc.type.layout))[:, None]
     # Through the queries' place to whole rows: 16 bytes a thread.
     q_smem.store(b_acc.to(q_smem.dtype))
     p_tile = p_out + (o_row * stride_out_token + o_head * stride_out_head)[:, None] + o_d[None, :]
@@ -243,15 +139,8 @@ def prefill_gluon_kernel(
         q_smem = gl.allocate_shared_memory(desc.dtype, [2, ROWS, D], desc.layout)
         k_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
         v_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, D], desc.layout)
-        k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(STAGES):
-            mbarrier.init(k_ready.index(i), count=1)
-            mbarrier.init(v_ready.index(i), count=1)
-            mbarrier.init(k_free.index(i), count=2)
-            mbarrier.init(v_free.index(i), count=2)
+        k_ready, k_free = ring()
+        v_ready, v_free = ring()
         fence_async_shared()
         gl.warp_specialize(
             [

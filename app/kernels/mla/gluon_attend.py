@@ -1,12 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """`triton_attend.attend` for Hopper GPUs, written in Gluon: one warp copies latents, eight compute.
 
-The same shares, jobs and partial results. A tile of 64 rows meets tiles of 64 keys, which the GPU's copy engine (TMA)
-brings into one of two stages of shared memory while the other one is at work. The two groups of four warps halve the
-keys of the scores and the columns of the result: 64 x 512 sums in fp32 are half of a multiprocessor's registers.
-
-A job's tiles go from the last to the first: what lies behind its end is met while nothing is summed yet. Triton's
-interpreter cannot run Gluon; the tests of this file need the GPU.
+The same shares, jobs and partial results. A tile of 64 rows meets tiles of 64 keys, which come into one of two stages
+of shared memory while the other one is at work (gluon_jobs.py). The two groups of four warps halve the keys of the
+scores and the columns of the result: 64 x 512 sums in fp32 are half of a multiprocessor's registers.
 """
 
 from __future__ import annotations
@@ -17,176 +14,85 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from app.kernels.attention import AttentionMetadata
-from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT
+from app.kernels.attention.gluon_pipeline import NO_MAX, PANEL, PANEL_LAYOUT
 from app.kernels.kernel_table import Kernel
-from app.kernels.launch import early_launch
-from app.kernels.mla.triton_schedule import FIELDS, AttendTile, Shares
+from app.kernels.mla.gluon_jobs import (
+    KEYS,
+    LATENT,
+    TURNED,
+    JobKernel,
+    attend_partition,
+    copy_partition,
+    last_seen,
+    ring,
+    suits,
+    thread_barrier,
+)
+from app.kernels.mla.triton_schedule import AttendTile
 from app.kernels.quick_launch import quick_launch
 
 ROWS = gl.constexpr(64)
-KEYS = gl.constexpr(64)
 STAGES = gl.constexpr(2)
-LATENT = gl.constexpr(512)  # R
-TURNED = gl.constexpr(64)  # Dr
 TILE = AttendTile(rows=64, keys=64, num_warps=8, num_stages=2, programs=1)
-# Its name changed from Triton 3.6 to 3.7.
-thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
 @gluon.jit
-def load_job(p_jobs, job):
-    """See `triton_schedule.load_job`."""
-    p = p_jobs + job * FIELDS
-    return (
-        gl.load(p), gl.load(p + 1), gl.load(p + 2), gl.load(p + 3), gl.load(p + 4), gl.load(p + 5), gl.load(p + 6),
-        gl.load(p + 7),
-    )  # fmt: skip
-
-
-@gluon.jit
-def copy_partition(
-    desc, c_smem, t_smem, ready, free, p_tables, p_jobs, p_first, p_totals, stride_table,
-    S: gl.constexpr,
+def attend_tiles(
+    tiles, q_smem, u_smem, ready, free, k, begin, end, first_row, b_count, b_len, factor, H: gl.constexpr
 ):  # fmt: skip
-    """One warp: all tiles of the program's share. Blocks past the request are the last one again."""
-    BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a block, or a tile if that is less
-    COLUMNS: gl.constexpr = LATENT // PANEL
-    PIECES: gl.constexpr = KEYS // BOX
-    # Shared memory holds a tile panel by panel, so a piece of a panel is contiguous.
-    c_pieces = c_smem._reinterpret(desc.dtype, [STAGES * COLUMNS * PIECES, BOX, PANEL], desc.layout)
-    t_pieces = t_smem._reinterpret(desc.dtype, [STAGES * PIECES, BOX, PANEL], desc.layout)
-    i_p = gl.program_id(0)
-    share = gl.load(p_totals)
-    at = i_p * share
-    stop = gl.minimum(at + share, gl.load(p_totals + 1))
-    job = gl.load(p_first + i_p)
-    k = 0
-    while at < stop:
-        i_r, _, _, _, b_len, before, num_tiles, after = load_job(p_jobs, job)
-        begin = gl.maximum(at - before, 0)
-        end = gl.minimum(stop - before, num_tiles)
-        last_block = (b_len - 1) // S
-        p_table = p_tables + i_r.to(gl.int64) * stride_table
-        for j in range(begin, end):
-            stage = k % STAGES
-            rows = gl.tuple(())
-            for i in gl.static_range(PIECES):
-                i_n = (begin + end - 1 - j) * KEYS + i * BOX
-                block = gl.load(p_table + gl.minimum(i_n // S, last_block))
-                rows = rows + gl.tuple((block * S + i_n % S,))
-            mbarrier.wait(free.index(stage), ((k // STAGES) & 1) ^ 1)
-            mbarrier.expect(ready.index(stage), KEYS * (LATENT + TURNED) * 2)
-            for i in gl.static_range(PIECES):
-                for c in gl.static_range(COLUMNS):
-                    piece = c_pieces.index((stage * COLUMNS + c) * PIECES + i)
-                    tma.async_copy_global_to_shared(desc, [rows[i], c * PANEL], ready.index(stage), piece)
-                piece = t_pieces.index(stage * PIECES + i)
-                tma.async_copy_global_to_shared(desc, [rows[i], LATENT], ready.index(stage), piece)
-            k += 1
-        at = after
-        job += 1
-
-
-@gluon.jit
-def attend_partition(
-    q_smem, u_smem, p_smem, c_smem, t_smem, ready, free, p_q, p_out, p_partial, p_log_sum, p_jobs, p_first, p_totals,
-    factor, stride_q_token, stride_q_head, stride_out_token, stride_out_head, H: gl.constexpr,
-):  # fmt: skip
-    """Eight warps: the rows of the share's jobs."""
+    """Sums of a job's tiles [rows, R], each row's maximum and total."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, KEYS // 2, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, LATENT // 2, 16])
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    p_smem, c_smem, t_smem = tiles
     c_panels = c_smem._reinterpret(c_smem.dtype, [STAGES * (LATENT // PANEL), KEYS, PANEL], c_smem.layout)
-    i_p = gl.program_id(0)
-    share = gl.load(p_totals)
-    at = i_p * share
-    stop = gl.minimum(at + share, gl.load(p_totals + 1))
-    job = gl.load(p_first + i_p)
-    k = 0
-    while at < stop:
-        _, first_row, b_start, b_count, b_len, before, num_tiles, after = load_job(p_jobs, job)
-        begin = gl.maximum(at - before, 0)
-        end = gl.minimum(stop - before, num_tiles)
-        if begin < end:
-            # The queries: global memory to registers to shared memory.
-            o_w = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-            o_query = (b_start + o_w // H).to(gl.int64) * stride_q_token + o_w % H * stride_q_head
-            p_tile = p_q + o_query[:, None] + gl.arange(0, LATENT, layout=gl.SliceLayout(0, WIDE))[None, :]
-            q_smem.store(gl.load(p_tile, mask=(o_w < b_count * H)[:, None], other=0.0))
-            o_w = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, NARROW))
-            o_query = (b_start + o_w // H).to(gl.int64) * stride_q_token + o_w % H * stride_q_head
-            p_tile = p_q + LATENT + o_query[:, None] + gl.arange(0, TURNED, layout=gl.SliceLayout(0, NARROW))[None, :]
-            u_smem.store(gl.load(p_tile, mask=(o_w < b_count * H)[:, None], other=0.0))
-            fence_async_shared()
-            # The last position that each row sees. Rows that only pad the tile are not stored.
-            o_token = (first_row + gl.arange(0, ROWS, layout=S_ROW)) // H
-            o_pos = b_len - b_count + gl.minimum(o_token, b_count - 1)
-            b_max = gl.full([ROWS], NO_MAX, gl.float32, S_ROW)
-            b_sum = gl.zeros([ROWS], gl.float32, S_ROW)
-            b_acc = gl.zeros([ROWS, LATENT], gl.float32, O_LAYOUT)
-            for j in range(begin, end):
-                stage = k % STAGES
-                i_n = (begin + end - 1 - j) * KEYS
-                mbarrier.wait(ready.index(stage), (k // STAGES) & 1)
-                zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
-                b_s = warpgroup_mma(q_smem, c_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-                b_s = warpgroup_mma(u_smem, t_smem.index(stage).permute((1, 0)), b_s, is_async=True)
-                b_s = warpgroup_mma_wait(0, deps=[b_s])
-                if i_n + KEYS > b_len:
-                    # Slots past the request may hold NaN, which a weight of 0 does not hide.
-                    o_z = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, NARROW))
-                    for c in gl.static_range(LATENT // PANEL):
-                        panel = c_panels.index(stage * (LATENT // PANEL) + c)
-                        panel.store(gl.where((o_z < b_len)[:, None], panel.load(NARROW), 0.0).to(c_smem.dtype))
-                o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, S_LAYOUT))
-                b_s = gl.where(o_n[None, :] <= o_pos[:, None], b_s, float("-inf"))
-                b_new_max = gl.maximum(b_max, gl.max(b_s, 1) * factor)
-                b_scale = gl.exp2(b_max - b_new_max)
-                b_p = gl.exp2(b_s * factor - b_new_max[:, None])
-                b_sum = b_sum * b_scale + gl.sum(b_p, 1)
-                b_max = b_new_max
-                p_smem.store(b_p.to(p_smem.dtype))
-                fence_async_shared()
-                b_acc = b_acc * gl.convert_layout(b_scale, O_ROW)[:, None]
-                thread_barrier()
-                b_acc = warpgroup_mma(p_smem, c_smem.index(stage), b_acc, is_async=True)
-                b_acc = warpgroup_mma_wait(0, deps=[b_acc])
-                thread_barrier()  # one thread tells for all
-                mbarrier.arrive(free.index(stage), count=1)
-                k += 1
-            b_total = gl.where(b_sum > 0, b_sum, 1.0)
-            b_log = gl.where(b_sum > 0, b_max + gl.log2(b_total), NO_MAX)
-            b_acc = b_acc / gl.convert_layout(b_total, O_ROW)[:, None]
-            o_m = gl.arange(0, ROWS, layout=O_ROW)
-            o_row = first_row + o_m
-            o_d = gl.arange(0, LATENT, layout=gl.SliceLayout(0, O_LAYOUT))
-            m_o = (o_row < b_count * H)[:, None] & (o_d < LATENT)[None, :]
-            if end - begin == num_tiles:
-                o_out = (b_start + o_row // H).to(gl.int64) * stride_out_token + o_row % H * stride_out_head
-                gl.store(p_out + o_out[:, None] + o_d[None, :], b_acc.to(p_out.dtype.element_ty), mask=m_o)
-            else:
-                place = 2 * i_p.to(gl.int64) + gl.where(begin == 0, 1, 0)
-                gl.store(p_partial + (place * ROWS + o_m)[:, None] * LATENT + o_d[None, :], b_acc, mask=m_o)
-                o_s = gl.arange(0, ROWS, layout=S_ROW)
-                gl.store(p_log_sum + place * ROWS + o_s, b_log, mask=first_row + o_s < b_count * H)
-        at = after
-        job += 1
+    o_pos = last_seen(first_row, b_count, b_len, ROWS, H, S_ROW)
+    b_max = gl.full([ROWS], NO_MAX, gl.float32, S_ROW)
+    b_sum = gl.zeros([ROWS], gl.float32, S_ROW)
+    b_acc = gl.zeros([ROWS, LATENT], gl.float32, O_LAYOUT)
+    for j in range(begin, end):
+        stage = k % STAGES
+        i_n = (begin + end - 1 - j) * KEYS
+        mbarrier.wait(ready.index(stage), (k // STAGES) & 1)
+        zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
+        b_s = warpgroup_mma(q_smem, c_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        b_s = warpgroup_mma(u_smem, t_smem.index(stage).permute((1, 0)), b_s, is_async=True)
+        b_s = warpgroup_mma_wait(0, deps=[b_s])
+        if i_n + KEYS > b_len:
+            # Slots past the request may hold NaN, which a weight of 0 does not hide.
+            o_z = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, NARROW))
+            for c in gl.static_range(LATENT // PANEL):
+                panel = c_panels.index(stage * (LATENT // PANEL) + c)
+                panel.store(gl.where((o_z < b_len)[:, None], panel.load(NARROW), 0.0).to(c_smem.dtype))
+        o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(0, S_LAYOUT))
+        b_s = gl.where(o_n[None, :] <= o_pos[:, None], b_s, float("-inf"))
+        b_new_max = gl.maximum(b_max, gl.max(b_s, 1) * factor)
+        b_scale = gl.exp2(b_max - b_new_max)
+        b_p = gl.exp2(b_s * factor - b_new_max[:, None])
+        b_sum = b_sum * b_scale + gl.sum(b_p, 1)
+        b_max = b_new_max
+        p_smem.store(b_p.to(p_smem.dtype))
+        fence_async_shared()
+        b_acc = b_acc * gl.convert_layout(b_scale, O_ROW)[:, None]
+        thread_barrier()
+        b_acc = warpgroup_mma(p_smem, c_smem.index(stage), b_acc, is_async=True)
+        b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+        thread_barrier()  # one thread tells for all
+        mbarrier.arrive(free.index(stage), count=1)
+        k += 1
+    return b_acc, b_max, b_sum, k
 
 
 @quick_launch
 @gluon.jit(do_not_specialize=["stride_table"])
 def attend_gluon_kernel(
-    desc, p_q, p_out, p_partial, p_log_sum, p_tables, p_jobs, p_first, p_totals, factor,
+    desc, p_q, p_scale, p_out, p_partial, p_log_sum, p_tables, p_jobs, p_first, p_totals, factor,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_table,
     H: gl.constexpr, S: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -198,17 +104,13 @@ def attend_gluon_kernel(
     p_smem = gl.allocate_shared_memory(desc.dtype, [ROWS, KEYS], desc.layout)
     c_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, LATENT], desc.layout)
     t_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, TURNED], desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
-    fence_async_shared()
+    ready, free = ring(STAGES)
     gl.warp_specialize(
         [
             (attend_partition, (
-                q_smem, u_smem, p_smem, c_smem, t_smem, ready, free, p_q, p_out, p_partial, p_log_sum, p_jobs, p_first,
-                p_totals, factor, stride_q_token, stride_q_head, stride_out_token, stride_out_head, H,
+                attend_tiles, 0, q_smem, u_smem, (p_smem, c_smem, t_smem), ready, free, p_q, p_scale, p_out, p_partial,
+                p_log_sum, p_jobs, p_first, p_totals, factor, stride_q_token, stride_q_head, stride_out_token,
+                stride_out_head, H,
             )),
             (copy_partition, (
                 desc, c_smem, t_smem, ready, free, p_tables, p_jobs, p_first, p_totals, stride_table, S,
@@ -219,45 +121,10 @@ def attend_gluon_kernel(
     )  # fmt: skip
 
 
-def suits(cache: torch.Tensor, latent_size: int) -> bool:
-    """True if the shapes suit: DeepSeek's sizes, blocks of a power of two."""
-    block_size, width = cache.shape[1:]
-    return (
-        cache.is_contiguous()
-        and (latent_size, width - latent_size) == (LATENT.value, TURNED.value)
-        and block_size >= 8
-        and block_size & (block_size - 1) == 0
-    )
-
-
 def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile | None:
     """`TILE`, if the cache suits and is of 16 bits as the queries are."""
     is_half = dtype in (torch.bfloat16, torch.float16) and cache.dtype == dtype
     return TILE if is_half and suits(cache, latent_size) else None
 
 
-def attend(
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    meta: AttentionMetadata,
-    shares: Shares,
-    out: torch.Tensor,
-    *,
-    scale: float,
-    kv_scale: torch.Tensor | None = None,
-) -> None:
-    """The same as `triton_attend.attend`, where `serves` agrees and the shares are of tiles like `TILE`."""
-    assert (shares.tile, shares.is_whole) == (TILE, False)
-    rows = cache.view(-1, cache.shape[2])
-    box = [min(cache.shape[1], KEYS.value), PANEL.value]
-    descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, PANEL_LAYOUT)
-    attend_gluon_kernel[(shares.programs,)](
-        descriptor, query, out, shares.partials.result, shares.partials.log_sum, meta.block_table, shares.jobs,
-        shares.first, shares.totals, scale * LOG2_E, query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        meta.block_table.stride(0),
-        H=query.shape[1], S=cache.shape[1], num_warps=8, maxnreg=168,
-        **early_launch(query.device),
-    )  # fmt: skip
-
-
-KERNEL = Kernel(serves, attend)
+KERNEL = Kernel(serves, JobKernel(attend_gluon_kernel, TILE, PANEL_LAYOUT).attend)

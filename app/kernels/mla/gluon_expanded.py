@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""`triton_expanded.attend_chunk` for Hopper GPUs, written in Gluon: the pipeline of gluon_prefill.py for keys of 128
+"""`triton_expanded.attend_chunk` for Hopper GPUs, written in Gluon: the pipeline of gluon_pipeline.py for keys of 128
 numbers of a head's own and 64 that all heads share, and values of 128.
 
 Keys and values lie in a row, so one copy brings a panel of a whole tile. Tiles of keys go from the last to the first:
@@ -11,17 +11,11 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.attention.gluon_prefill import (
+from app.kernels.attention.gluon_pipeline import (
     KEYS,
     LOG2_E,
     NO_MAX,
@@ -29,7 +23,8 @@ from app.kernels.attention.gluon_prefill import (
     PANEL_LAYOUT,
     ROWS,
     STAGES,
-    online_softmax,
+    attend_tiles,
+    ring,
 )
 from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv
@@ -70,35 +65,13 @@ def copy_partition(
 
 
 @gluon.jit
-def start_scores(q_smem, u_smem, k_smem, t_smem, stage, S_LAYOUT: gl.constexpr):
-    """Scores [ROWS, KEYS] of the keys in a stage, under way."""
+def start_scores(queries, keys, stage, S_LAYOUT: gl.constexpr):
+    """Scores [ROWS, KEYS] of the keys in a stage, of a head's own numbers and of those that all share, under way."""
+    q_smem, u_smem = queries
+    k_smem, t_smem = keys
     zeros = gl.zeros([ROWS, KEYS], gl.float32, S_LAYOUT)
     b_s = warpgroup_mma(q_smem, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     return warpgroup_mma(u_smem, t_smem.index(stage).permute((1, 0)), b_s, is_async=True)
-
-
-@gluon.jit
-def kv_iteration(
-    j, q_smem, u_smem, k_smem, t_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum, num_tiles,
-    begin, o_pos, factor, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """Scores of tile j (counted from the last) while the weights b_p of tile j - 1 meet their values."""
-    stage = j % STAGES
-    stage_v, phase_v = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
-    b_s = start_scores(q_smem, u_smem, k_smem, t_smem, stage, S_LAYOUT)
-    mbarrier.wait(v_ready.index(stage_v), phase_v)
-    b_acc = warpgroup_mma(b_p, v_smem.index(stage_v), b_acc, is_async=True)
-    b_s = warpgroup_mma_wait(1, deps=[b_s])
-    mbarrier.arrive(k_free.index(stage), count=1)
-    i_n = begin + (num_tiles - 1 - j) * KEYS
-    b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED)
-    b_next = gl.convert_layout(b_weights.to(q_smem.dtype), b_p.type.layout)
-    # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
-    mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < num_tiles)
-    b_acc, b_p, b_next, b_sum = warpgroup_mma_wait(0, deps=[b_acc, b_p, b_next, b_sum])
-    mbarrier.arrive(v_free.index(stage_v), count=1)
-    b_acc = b_acc * gl.convert_layout(b_scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return b_next, b_acc, b_max, b_sum
 
 
 @gluon.jit
@@ -109,8 +82,6 @@ def attend_partition(
 ):  # fmt: skip
     """Four warps: rows [GROUP * ROWS, (GROUP + 1) * ROWS) of the program's tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -128,39 +99,11 @@ def attend_partition(
     # The last position of the chunk that each row sees; rows that only pad the tile are not stored.
     o_row = i_q * (2 * ROWS) + GROUP * ROWS + gl.arange(0, ROWS, layout=ROW_LAYOUT)
     o_pos = gl.minimum(b_len - b_count + o_row, end - 1)
-    b_max = gl.full([ROWS], NO_MAX, gl.float32, ROW_LAYOUT)
-    b_sum = gl.zeros([ROWS], gl.float32, ROW_LAYOUT)
-    # The last tile: only its scores.
-    mbarrier.wait(k_ready.index(0), 0)
-    b_s = warpgroup_mma_wait(0, deps=[start_scores(q_smem, u_smem, k_smem, t_smem, 0, S_LAYOUT)])
-    mbarrier.arrive(k_free.index(0), count=1)
-    i_n = begin + (num_tiles - 1) * KEYS
-    b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, True)
-    b_p = gl.convert_layout(b_weights.to(q_smem.dtype), P_LAYOUT)
-    if i_n + KEYS > end:
-        # What lies behind may be NaN, which a weight of 0 does not hide. Both groups write the same zeros.
-        mbarrier.wait(v_ready.index(0), 0)
-        o_z = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, WIDE))
-        b_v = v_smem.index(0).load(WIDE)
-        v_smem.index(0).store(gl.where((o_z < end)[:, None], b_v, 0.0).to(q_smem.dtype))
-        fence_async_shared()
-    b_acc = gl.zeros([ROWS, VALUE], gl.float32, O_LAYOUT)
-    mbarrier.wait(k_ready.index(1), 0, pred=num_tiles > 1)
-    for j in range(1, num_masked):
-        b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, u_smem, k_smem, t_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-            num_tiles, begin, o_pos, factor, S_LAYOUT, O_LAYOUT, True,
-        )  # fmt: skip
-    for j in range(gl.maximum(num_masked, 1), num_tiles):
-        b_p, b_acc, b_max, b_sum = kv_iteration(
-            j, q_smem, u_smem, k_smem, t_smem, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-            num_tiles, begin, o_pos, factor, S_LAYOUT, O_LAYOUT, False,
-        )  # fmt: skip
-    # The first tile's values.
-    stage, phase = (num_tiles - 1) % STAGES, ((num_tiles - 1) // STAGES) & 1
-    mbarrier.wait(v_ready.index(stage), phase)
-    b_acc = warpgroup_mma(b_p, v_smem.index(stage), b_acc, is_async=True)
-    b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+    b_acc, b_max, b_sum = attend_tiles(
+        start_scores, (q_smem, u_smem), (k_smem, t_smem), v_smem, k_ready, v_ready, k_free, v_free,
+        begin + (num_tiles - 1) * KEYS, num_tiles, num_masked, num_tiles, o_pos, 0, end, None, factor, WIDE,
+    )  # fmt: skip
+    O_LAYOUT: gl.constexpr = b_acc.type.layout
     b_total = gl.where(b_sum > 0, b_sum, 1.0)  # some rows may see nothing of the chunk
     b_acc = b_acc / gl.convert_layout(b_total, gl.SliceLayout(1, O_LAYOUT))[:, None]
     is_last = b_len - b_count + gl.minimum((i_q + 1) * (2 * ROWS), b_count) <= end
@@ -217,15 +160,8 @@ def expanded_gluon_kernel(
         k_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, NOPE], desc.layout)
         t_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, TURNED], desc.layout)
         v_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, VALUE], desc.layout)
-        k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(STAGES):
-            mbarrier.init(k_ready.index(i), count=1)
-            mbarrier.init(v_ready.index(i), count=1)
-            mbarrier.init(k_free.index(i), count=2)
-            mbarrier.init(v_free.index(i), count=2)
+        k_ready, k_free = ring()
+        v_ready, v_free = ring()
         fence_async_shared()
         gl.warp_specialize(
             [

@@ -12,172 +12,79 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from app.kernels.attention import KV_FP8, AttentionMetadata
-from app.kernels.attention.gluon_prefill import LOG2_E, NO_MAX, PANEL, PANEL_LAYOUT
+from app.kernels.attention import KV_FP8
+from app.kernels.attention.gluon_pipeline import NO_MAX, PANEL, PANEL_LAYOUT
 from app.kernels.kernel_table import Kernel
-from app.kernels.launch import early_launch
-from app.kernels.mla import gluon_attend
-from app.kernels.mla.gluon_attend import KEYS, LATENT, TURNED, load_job, thread_barrier
-from app.kernels.mla.gluon_few_rows import ROWS
-from app.kernels.mla.triton_schedule import AttendTile, Shares
+from app.kernels.mla.gluon_few_rows import ROWS, weigh
+from app.kernels.mla.gluon_jobs import (
+    KEYS,
+    LATENT,
+    TURNED,
+    JobKernel,
+    attend_partition,
+    copy_partition,
+    last_seen,
+    ring,
+    suits,
+    thread_barrier,
+)
+from app.kernels.mla.triton_schedule import AttendTile
 from app.kernels.quick_launch import quick_launch
 
 STAGES = gl.constexpr(3)
-PANELS = gl.constexpr(9)  # of a latent and its rotated key
 TILE = AttendTile(rows=16, keys=64, num_warps=8, num_stages=3, programs=1)
 BYTES_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
 
 
 @gluon.jit
-def to_fp16(b_q):
-    """Numbers of a query: what bf16 has beyond fp16's largest is cut off, as in `query_to_fp8_keys`."""
-    return gl.minimum(gl.maximum(b_q.to(gl.float32), -65504.0), 65504.0).to(gl.float16)
-
-
-@gluon.jit
-def copy_partition(
-    desc, f_smem, ready, free, p_tables, p_jobs, p_first, p_totals, stride_table, S: gl.constexpr,
+def attend_tiles(
+    tiles, q_smem, u_smem, ready, free, k, begin, end, first_row, b_count, b_len, factor, H: gl.constexpr
 ):  # fmt: skip
-    """One warp: all tiles of the program's share. Blocks past the request are the last one again."""
-    BOX: gl.constexpr = desc.block_shape[0]  # slots that one copy takes: a block, or a tile if that is less
-    PIECES: gl.constexpr = KEYS // BOX
-    pieces = f_smem._reinterpret(desc.dtype, [STAGES * PANELS * PIECES, BOX, PANEL], desc.layout)
-    i_p = gl.program_id(0)
-    share = gl.load(p_totals)
-    at = i_p * share
-    stop = gl.minimum(at + share, gl.load(p_totals + 1))
-    job = gl.load(p_first + i_p)
-    k = 0
-    while at < stop:
-        i_r, _, _, _, b_len, before, num_tiles, after = load_job(p_jobs, job)
-        begin = gl.maximum(at - before, 0)
-        end = gl.minimum(stop - before, num_tiles)
-        last_block = (b_len - 1) // S
-        p_table = p_tables + i_r.to(gl.int64) * stride_table
-        for j in range(begin, end):
-            stage = k % STAGES
-            rows = gl.tuple(())
-            for i in gl.static_range(PIECES):
-                i_n = (begin + end - 1 - j) * KEYS + i * BOX
-                block = gl.load(p_table + gl.minimum(i_n // S, last_block))
-                rows = rows + gl.tuple((block * S + i_n % S,))
-            mbarrier.wait(free.index(stage), ((k // STAGES) & 1) ^ 1)
-            mbarrier.expect(ready.index(stage), KEYS * (LATENT + TURNED))
-            for i in gl.static_range(PIECES):
-                for c in gl.static_range(PANELS):
-                    piece = pieces.index((stage * PANELS + c) * PIECES + i)
-                    tma.async_copy_global_to_shared(desc, [rows[i], c * PANEL], ready.index(stage), piece)
-            k += 1
-        at = after
-        job += 1
-
-
-@gluon.jit
-def attend_partition(
-    q_smem, u_smem, p_smem, f_smem, c_smem, t_smem, ready, free, p_q, p_scale, p_out, p_partial, p_log_sum, p_jobs,
-    p_first, p_totals, factor, stride_q_token, stride_q_head, stride_out_token, stride_out_head, H: gl.constexpr,
-):  # fmt: skip
-    """Eight warps: the rows of the share's jobs."""
+    """Sums of a job's tiles [R, rows], each row's maximum and total."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, ROWS // 2, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, ROWS, 16])
     S_ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    O_ROW: gl.constexpr = gl.SliceLayout(0, O_LAYOUT)
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
-    NARROW: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     BYTES: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [8, 1], [1, 0])
+    p_smem, f_smem, g_smem, c_smem, t_smem = tiles
     DTYPE: gl.constexpr = c_smem.dtype
-    c_panels = c_smem._reinterpret(DTYPE, [LATENT // PANEL, KEYS, PANEL], c_smem.layout)
-    kv_scale = gl.load(p_scale)
-    factor = factor * kv_scale
-    i_p = gl.program_id(0)
-    share = gl.load(p_totals)
-    at = i_p * share
-    stop = gl.minimum(at + share, gl.load(p_totals + 1))
-    job = gl.load(p_first + i_p)
-    k = 0
-    while at < stop:
-        _, first_row, b_start, b_count, b_len, before, num_tiles, after = load_job(p_jobs, job)
-        begin = gl.maximum(at - before, 0)
-        end = gl.minimum(stop - before, num_tiles)
-        if begin < end:
-            # The queries: global memory to registers to shared memory.
-            o_w = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, WIDE))
-            o_query = (b_start + o_w // H).to(gl.int64) * stride_q_token + o_w % H * stride_q_head
-            p_tile = p_q + o_query[:, None] + gl.arange(0, LATENT, layout=gl.SliceLayout(0, WIDE))[None, :]
-            q_smem.store(to_fp16(gl.load(p_tile, mask=(o_w < b_count * H)[:, None], other=0.0)))
-            o_w = first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, NARROW))
-            o_query = (b_start + o_w // H).to(gl.int64) * stride_q_token + o_w % H * stride_q_head
-            p_tile = p_q + LATENT + o_query[:, None] + gl.arange(0, TURNED, layout=gl.SliceLayout(0, NARROW))[None, :]
-            u_smem.store(to_fp16(gl.load(p_tile, mask=(o_w < b_count * H)[:, None], other=0.0)))
-            fence_async_shared()
-            thread_barrier()
-            # The last position that each row sees. Rows that only pad the tile are not stored.
-            o_token = (first_row + gl.arange(0, ROWS, layout=S_ROW)) // H
-            o_pos = b_len - b_count + gl.minimum(o_token, b_count - 1)
-            b_max = gl.full([ROWS], NO_MAX, gl.float32, S_ROW)
-            b_weights = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)  # sums of each thread's own keys
-            b_acc = gl.zeros([LATENT, ROWS], gl.float32, O_LAYOUT)
-            for j in range(begin, end):
-                stage = k % STAGES
-                i_n = (begin + end - 1 - j) * KEYS
-                mbarrier.wait(ready.index(stage), (k // STAGES) & 1)
-                if i_n + KEYS > b_len:
-                    # Slots past the request may hold NaN, which a weight of 0 does not hide.
-                    o_z = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, BYTES))
-                    for c in gl.static_range(LATENT // PANEL):
-                        b_c = f_smem.index(stage * PANELS + c).load(BYTES).to(DTYPE)
-                        c_panels.index(c).store(gl.where((o_z < b_len)[:, None], b_c, 0.0))
-                else:
-                    for c in gl.static_range(LATENT // PANEL):
-                        c_panels.index(c).store(f_smem.index(stage * PANELS + c).load(BYTES).to(DTYPE))
-                t_smem.store(f_smem.index(stage * PANELS + PANELS - 1).load(BYTES).to(DTYPE))
-                fence_async_shared()
-                thread_barrier()  # one thread tells for all
-                mbarrier.arrive(free.index(stage), count=1)
-                zeros = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
-                b_s = warpgroup_mma(c_smem, q_smem.permute((1, 0)), zeros, use_acc=False, is_async=True)
-                b_s = warpgroup_mma(t_smem, u_smem.permute((1, 0)), b_s, is_async=True)
-                b_s = warpgroup_mma_wait(0, deps=[b_s])
-                o_n = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, S_LAYOUT))
-                b_s = gl.where(o_n[:, None] <= o_pos[None, :], b_s, float("-inf"))
-                b_new_max = gl.maximum(b_max, gl.max(b_s, 0) * factor)
-                b_scale = gl.exp2(b_max - b_new_max)
-                b_p = gl.exp2(b_s * factor - b_new_max[None, :])
-                b_weights = b_weights * b_scale[None, :] + b_p
-                b_max = b_new_max
-                p_smem.store(b_p.to(p_smem.dtype).permute((1, 0)))
-                fence_async_shared()
-                b_acc = b_acc * gl.convert_layout(b_scale, O_ROW)[None, :]
-                thread_barrier()
-                values = c_smem.permute((1, 0))
-                b_acc = warpgroup_mma(values, p_smem.permute((1, 0)), b_acc, is_async=True)
-                b_acc = warpgroup_mma_wait(0, deps=[b_acc])
-                thread_barrier()  # the tile is overwritten next
-                k += 1
-            b_sum = gl.sum(b_weights, 0)
-            b_total = gl.where(b_sum > 0, b_sum, 1.0)
-            b_log = gl.where(b_sum > 0, b_max + gl.log2(b_total), NO_MAX)
-            b_acc = b_acc * kv_scale / gl.convert_layout(b_total, O_ROW)[None, :]
-            o_m = gl.arange(0, ROWS, layout=O_ROW)
-            o_row = first_row + o_m
-            o_d = gl.arange(0, LATENT, layout=gl.SliceLayout(1, O_LAYOUT))
-            m_o = (o_row < b_count * H)[None, :] & (o_d < LATENT)[:, None]
-            if end - begin == num_tiles:
-                o_out = (b_start + o_row // H).to(gl.int64) * stride_out_token + o_row % H * stride_out_head
-                gl.store(p_out + o_out[None, :] + o_d[:, None], b_acc.to(p_out.dtype.element_ty), mask=m_o)
-            else:
-                place = 2 * i_p.to(gl.int64) + gl.where(begin == 0, 1, 0)
-                gl.store(p_partial + (place * ROWS + o_m)[None, :] * LATENT + o_d[:, None], b_acc, mask=m_o)
-                o_s = gl.arange(0, ROWS, layout=S_ROW)
-                gl.store(p_log_sum + place * ROWS + o_s, b_log, mask=first_row + o_s < b_count * H)
-        at = after
-        job += 1
+    PANELS: gl.constexpr = LATENT // PANEL
+    f_panels = f_smem._reinterpret(f_smem.dtype, [STAGES * PANELS, KEYS, PANEL], f_smem.layout)
+    c_panels = c_smem._reinterpret(DTYPE, [PANELS, KEYS, PANEL], c_smem.layout)
+    o_pos = last_seen(first_row, b_count, b_len, ROWS, H, S_ROW)
+    b_max = gl.full([ROWS], NO_MAX, gl.float32, S_ROW)
+    b_weights = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)  # sums of each thread's own keys
+    b_acc = gl.zeros([LATENT, ROWS], gl.float32, O_LAYOUT)
+    for j in range(begin, end):
+        stage = k % STAGES
+        i_n = (begin + end - 1 - j) * KEYS
+        mbarrier.wait(ready.index(stage), (k // STAGES) & 1)
+        if i_n + KEYS > b_len:
+            # Slots past the request may hold NaN, which a weight of 0 does not hide.
+            o_z = i_n + gl.arange(0, KEYS, layout=gl.SliceLayout(1, BYTES))
+            for c in gl.static_range(PANELS):
+                b_c = f_panels.index(stage * PANELS + c).load(BYTES).to(DTYPE)
+                c_panels.index(c).store(gl.where((o_z < b_len)[:, None], b_c, 0.0))
+        else:
+            for c in gl.static_range(PANELS):
+                c_panels.index(c).store(f_panels.index(stage * PANELS + c).load(BYTES).to(DTYPE))
+        t_smem.store(g_smem.index(stage).load(BYTES).to(DTYPE))
+        fence_async_shared()
+        thread_barrier()  # one thread tells for all
+        mbarrier.arrive(free.index(stage), count=1)
+        zeros = gl.zeros([KEYS, ROWS], gl.float32, S_LAYOUT)
+        b_s = warpgroup_mma(c_smem, q_smem.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        b_s = warpgroup_mma(t_smem, u_smem.permute((1, 0)), b_s, is_async=True)
+        b_s = warpgroup_mma_wait(0, deps=[b_s])
+        b_max, b_weights, b_acc = weigh(b_s, b_max, b_weights, b_acc, p_smem, i_n, o_pos, factor)
+        b_acc = warpgroup_mma(c_smem.permute((1, 0)), p_smem.permute((1, 0)), b_acc, is_async=True)
+        b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+        thread_barrier()  # the tile is overwritten next
+        k += 1
+    return b_acc, b_max, gl.sum(b_weights, 0), k
 
 
 @quick_launch
@@ -194,23 +101,20 @@ def attend_few_fp8_kernel(
     q_smem = gl.allocate_shared_memory(DTYPE, [ROWS, LATENT], PANEL_LAYOUT)
     u_smem = gl.allocate_shared_memory(DTYPE, [ROWS, TURNED], PANEL_LAYOUT)
     p_smem = gl.allocate_shared_memory(DTYPE, [ROWS, KEYS], PANEL_LAYOUT)
-    f_smem = gl.allocate_shared_memory(desc.dtype, [STAGES * PANELS, KEYS, PANEL], desc.layout)
+    f_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, LATENT], desc.layout)
+    g_smem = gl.allocate_shared_memory(desc.dtype, [STAGES, KEYS, TURNED], desc.layout)
     c_smem = gl.allocate_shared_memory(DTYPE, [KEYS, LATENT], PANEL_LAYOUT)
     t_smem = gl.allocate_shared_memory(DTYPE, [KEYS, TURNED], PANEL_LAYOUT)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
-    fence_async_shared()
+    ready, free = ring(STAGES)
     gl.warp_specialize(
         [
             (attend_partition, (
-                q_smem, u_smem, p_smem, f_smem, c_smem, t_smem, ready, free, p_q, p_scale, p_out, p_partial, p_log_sum,
-                p_jobs, p_first, p_totals, factor, stride_q_token, stride_q_head, stride_out_token, stride_out_head, H,
+                attend_tiles, 1, q_smem, u_smem, (p_smem, f_smem, g_smem, c_smem, t_smem), ready, free, p_q, p_scale,
+                p_out, p_partial, p_log_sum, p_jobs, p_first, p_totals, factor, stride_q_token, stride_q_head,
+                stride_out_token, stride_out_head, H,
             )),
             (copy_partition, (
-                desc, f_smem, ready, free, p_tables, p_jobs, p_first, p_totals, stride_table, S,
+                desc, f_smem, g_smem, ready, free, p_tables, p_jobs, p_first, p_totals, stride_table, S,
             )),
         ],
         [1],
@@ -221,32 +125,7 @@ def attend_few_fp8_kernel(
 def serves(dtype: torch.dtype, cache: torch.Tensor, latent_size: int, num_rows: int) -> AttendTile | None:
     """`TILE`, if the cache is fp8 and suits, and a request has at most so many (token, head) rows."""
     is_served = cache.dtype == KV_FP8 and num_rows <= TILE.rows and dtype in (torch.bfloat16, torch.float16)
-    return TILE if is_served and gluon_attend.suits(cache, latent_size) else None
+    return TILE if is_served and suits(cache, latent_size) else None
 
 
-def attend(
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    meta: AttentionMetadata,
-    shares: Shares,
-    out: torch.Tensor,
-    *,
-    scale: float,
-    kv_scale: torch.Tensor | None,
-) -> None:
-    """The same as `gluon_few_rows.attend` of an fp8 cache, whose scale is `kv_scale` [1]."""
-    assert (shares.tile, shares.is_whole) == (TILE, False)
-    assert kv_scale is not None, "a quantized cache comes with its scale"
-    rows = cache.view(-1, cache.shape[2])
-    box = [min(cache.shape[1], KEYS.value), PANEL.value]
-    descriptor = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), box, BYTES_LAYOUT)
-    attend_few_fp8_kernel[(shares.programs,)](
-        descriptor, query, kv_scale, out, shares.partials.result, shares.partials.log_sum, meta.block_table,
-        shares.jobs, shares.first, shares.totals, scale * LOG2_E, *query.stride()[:2], *out.stride()[:2],
-        meta.block_table.stride(0),
-        H=query.shape[1], S=cache.shape[1], num_warps=8, maxnreg=168,
-        **early_launch(query.device),
-    )  # fmt: skip
-
-
-KERNEL = Kernel(serves, attend)
+KERNEL = Kernel(serves, JobKernel(attend_few_fp8_kernel, TILE, BYTES_LAYOUT).attend)

@@ -180,7 +180,7 @@ def test_deepseek_sizes_on_the_gpu(dtype: torch.dtype, heads: int, is_fp8: bool)
 def test_few_rows_on_the_gpu(heads: int, is_fp8: bool) -> None:
     """Jobs that are cut into many parts, into two, and not at all; more than one token of a request."""
     module = gluon_few_fp8 if is_fp8 else gluon_few_rows
-    sizes, few = replace(DEEPSEEK, heads=heads), mock.Mock(wraps=module.attend)
+    sizes, few = replace(DEEPSEEK, heads=heads), mock.Mock(wraps=module.KERNEL.run)
     cut = [(1, 1), (1, 3001), (1, 700), (1, 64)]
     for lens in (cut, [(1, 5000)], [(1, 65)] * 300, [(1, 900)] * 128, [(16 // heads, 500), (1, 40)]):
         step = make_step(lens, sizes, dtype=torch.bfloat16, is_fp8=is_fp8, device=DEVICE)
