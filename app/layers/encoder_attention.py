@@ -66,6 +66,11 @@ class EncoderAttention(AttentionLayer):
         """None: every prompt is computed in one step, so nothing is cached."""
         return None
 
+    @property
+    def has_bias(self) -> bool:
+        """True if something is added to its scores."""
+        return self._bias_of_step is not None or type(self).score_bias is not EncoderAttention.score_bias
+
     def score_bias(self, ctx: ForwardContext) -> ScoreBias | None:
         """Returns what is added to the scores; None: nothing."""
         return None if self._bias_of_step is None else self._bias_of_step(ctx)

@@ -81,6 +81,9 @@ class ForwardPass:
         """Numbers that go to the next stage of each token."""
         return self.link.hidden_size * (1 + len(self._to_next))
 
+    def release(self) -> None:
+        """Memory that captured steps read no longer holds what it held: forget them. There are none here."""
+
     def receive(self, num_tokens: int) -> torch.Tensor | None:
         """[T, received_width] from the stage before; None in the first stage."""
         return self.link.receive_hidden(num_tokens, self.received_width)

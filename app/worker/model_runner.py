@@ -66,6 +66,7 @@ class ModelRunner:
 
     def release_graphs(self) -> None:
         """Free the graphs, whose addresses no longer hold; steps that only decode then run as all others."""
+        self._forward.release()
         if self._static is not None:
             self._static.release()
             self._static = None

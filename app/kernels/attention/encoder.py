@@ -42,6 +42,12 @@ class EncoderPlan(ABC):
         """
 
 
+class TiledPlan(EncoderPlan):
+    """A plan that is a list of tiles on the device, which in a captured step may be any step's."""
+
+    tiles: torch.Tensor  # int32 [tiles, 3]: a text's first row, its length, the tile's first token; zeros pad
+
+
 ENCODER_PLANS: KernelTable[type[EncoderPlan]] = KernelTable(
     "attention of encoders",
     Candidate("app.kernels.attention.triton_encoder:TilePlan", TRITON),

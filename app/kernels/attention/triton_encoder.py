@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from app.kernels.attention.encoder import EncoderPlan, ScoreBias
+from app.kernels.attention.encoder import ScoreBias, TiledPlan
 from app.kernels.attention.encoder_groups import GroupPlan
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX
 from app.kernels.launch import next_power_of_2, shared_memory
@@ -166,7 +166,7 @@ def list_tiles(starts: list[int], rows: int = ROWS) -> NDArray[np.int32]:
     return np.stack((firsts[text], lengths[text], place * rows), axis=1).astype(np.int32)
 
 
-class TilePlan(EncoderPlan):
+class TilePlan(TiledPlan):
     """One step's texts as a list of tiles."""
 
     def __init__(self, starts: list[int], device: torch.device) -> None:
@@ -190,6 +190,29 @@ class TilePlan(EncoderPlan):
             self._groups = self._groups or GroupPlan(self._starts, self._device)
             return self._groups.attend(query, key, value, scale, window, bias, seen)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
+        return out
+
+
+class StaticPlan(TiledPlan):
+    """The texts of whatever tiles lie in a tensor when the step runs."""
+
+    def __init__(self, tiles: torch.Tensor) -> None:
+        self.tiles = tiles
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        bias: ScoreBias | None = None,
+        seen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See EncoderPlan; tokens of no text get zeros."""
+        assert bias is None, "what is added to scores is made text by text"
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
         return out
 

@@ -14,6 +14,7 @@ from app.worker.cascade_choice import CascadeChoice
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.static_step import Static
+from app.worker.graphs.token_graphs import TokenGraphs
 from app.worker.heads.base import Head
 from app.worker.model_runner import ModelRunner
 from app.worker.rows.row_state import RowState
@@ -33,7 +34,7 @@ class Parts:
     features: WorkerFeatures
     warm_up: WarmUp
     cascade: CascadeChoice | None = None
-    graphs: GraphSetup | None = None  # None: this kind of model has no decode steps
+    graphs: GraphSetup | TokenGraphs | None = None  # None: no steps of this kind of model are captured
     notes: list[str] = field(default_factory=list)
 
     @property

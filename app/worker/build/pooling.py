@@ -20,6 +20,7 @@ from app.worker.cascade_choice import refuse_cascade
 from app.worker.features import create_features
 from app.worker.features.context import FeatureContext
 from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.token_graphs import TokenForward, TokenGraphs, attends_by_tiles
 from app.worker.heads.pooling import PoolingHead
 from app.worker.host_tier.host_tier import refuse_host_tier
 from app.worker.kv_group_choice import select_groups
@@ -47,12 +48,15 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     state = RowState(config.max_num_seqs, ctx.max_model_len, config.block_size, device, len(windows))
     _refuse_kv_dtype(config, spec)
     link = StageLink(ctx.groups, 0, ctx.dtype, device, 0)
-    forward = ForwardPass(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
+    has_tiles = attends_by_tiles(model)
+    kind = TokenForward if has_tiles else ForwardPass
+    forward = kind(model, KVCache(spec, device), link, info.vocab_size, ctx.dtype)
     classify = model.classify if model.num_labels else None
     is_dummy, within = config.load_format == "dummy", lambda rows: forward.within_classes(rows)  # a feature sets it
     head = PoolingHead(Pooler(pooling, device, classify, dummy=is_dummy, within=within), device)
     features = WorkerFeatures([*create_features(FeatureContext(config, forward, state, pooling)), *head.features])
     budget = step_budget(config, info, ctx.max_model_len)
+    graphs = TokenGraphs(config, forward, budget, device) if isinstance(forward, TokenForward) else None
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
     task = PoolingParams(task=pooling.raw_task)
     return Parts(
@@ -63,6 +67,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         head=head,
         features=features,
         warm_up=WarmUp(config, plan, forward, device, features, pooling=task),
+        graphs=graphs,
         notes=[f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}", *describe_scales(model.attention_layers)],
     )
 

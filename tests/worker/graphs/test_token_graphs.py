@@ -1,0 +1,83 @@
+"""Steps of encoders over static tensors, run as they would be replayed: the same vectors, whatever pads them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.kernels.attention.encoder import TiledPlan, naive_encoder_attention
+from app.kernels.attention.triton_encoder import ROWS, list_tiles
+from app.layers import encoder_attention
+from app.worker.graphs.token_graphs import TILE_ROWS, TokenForward, TokenStep, token_sizes
+from tests.tiny_encoders import texts, tiny_encoder
+from tests.worker.pooling.pooling_driver import PoolingDriver
+
+
+class NaivePlan(TiledPlan):
+    """Attends text by text, as the tiles say at that time."""
+
+    def __init__(self, tiles: torch.Tensor) -> None:
+        self.tiles = tiles
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+        scale, window, bias, seen = rest
+        assert bias is seen is None
+        out = torch.zeros_like(query)
+        for first, length, _ in sorted({(row, length, 0) for row, length, _ in self.tiles.tolist() if length}):
+            own = [x[first : first + length] for x in (query, key, value)]
+            out[first : first + length] = naive_encoder_attention(own[0], own[1], own[2], [0, length], scale, window)
+        return out
+
+
+def of_starts(starts: list[int], device: torch.device) -> NaivePlan:
+    return NaivePlan(torch.from_numpy(list_tiles(starts)))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_padded_steps_give_the_same_vectors(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_attention, "plan_encoder", of_starts)
+    asked, ran = texts(9), []
+    with PoolingDriver(tiny_encoder(family), max_num_batched_tokens=700) as driver:
+        executor: Any = driver.core.executor
+        forward = executor._worker._parts.forward
+        assert isinstance(forward, TokenForward)
+        expected = driver.pool(asked)
+        step = TokenStep(forward, 700, driver.config.max_num_seqs, torch.device("cpu"), NaivePlan)
+
+        def run(size: int) -> None:
+            ran.append(size)
+            step.run(size)
+
+        with torch.inference_mode():
+            step.run(700)  # as before a capture
+        forward.install(step, {size: partial(run, size) for size in step.sizes})
+        found = [*driver.pool(asked[:1]), *driver.pool(asked[1:3]), *driver.pool(asked)]
+        assert ran
+        forward.release()
+        count = len(ran)
+        driver.pool(asked[:1])
+        assert len(ran) == count
+    np.testing.assert_allclose(found, [*expected[:3], *expected], atol=1e-5)
+
+
+def test_sizes() -> None:
+    assert TILE_ROWS == ROWS
+    assert token_sizes(100) == [100]
+    assert token_sizes(2000) == [256, 384, 512, 768, 1024, 1536, 2000]
+    assert token_sizes(2048)[-2:] == [1536, 2048]
+
+
+@pytest.mark.gpu
+def test_replays_on_a_gpu_give_what_the_steps_give() -> None:
+    asked = texts(40)
+    found = []
+    for graphs in ("off", "on"):
+        options: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "cuda_graphs": graphs}
+        with PoolingDriver(tiny_encoder("bert"), max_num_batched_tokens=4096, **options) as driver:
+            assert any(note.startswith("CUDA graphs:") for note in driver.worker_info.notes)
+            found.append([*driver.pool(asked[:1]), *driver.pool(asked[1:9]), *driver.pool(asked)])
+    np.testing.assert_allclose(found[0], found[1], atol=2e-2)
