@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import torch
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.recurrent import RECURRENT_OPS, StateStep
+from app.kernels.recurrent import RECURRENT_OPS, DraftRoom, StateStep
 from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerStateSpec
 from app.layers.context import BuildContext, ForwardContext
@@ -34,6 +34,7 @@ class StateLayer(AttentionLayer):
         self.ops = ctx.kernels(RECURRENT_OPS)
         self.dtype, self.device = ctx.dtype, ctx.device
         self.drafted: torch.Tensor | None = None  # [places, W] projections of requests with drafts
+        self.room: DraftRoom | None = None  # None: these are of one step
 
     @property
     def plan_key(self) -> Hashable:
@@ -42,7 +43,7 @@ class StateLayer(AttentionLayer):
 
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:
         """Find the states of the step's requests."""
-        meta.plan = StateStep.of(meta)
+        meta.plan = StateStep.of(meta, self.room)
 
     def cache_spec(self) -> None:
         """Nothing of tokens."""
@@ -57,8 +58,10 @@ class StateLayer(AttentionLayer):
         """Take the step's tokens through the states of all requests, a tensor [slots, ...] for each of `state_spec`:
         projections [T, W] -> what the layer's last product reads [T, ...]."""
 
-    def make_room(self, num_places: int) -> None:
-        """Drafts will be verified, with so many places for the tokens of all requests that have any."""
+    def make_room(self, num_places: int, room: DraftRoom | None = None) -> None:
+        """Drafts will be verified, with so many places for the tokens of all requests that have any; `room`: in a stage
+        that hears later which of them stay."""
+        self.room = room
         width = sum(share.size for share in self.in_proj.output_shares.values())
         self.drafted = torch.zeros(num_places, width, dtype=self.dtype, device=self.device)
 
@@ -69,13 +72,21 @@ class StateLayer(AttentionLayer):
             assert self.drafted is not None, "nobody said that there would be drafts"
             tokens = step.drafts.tokens
             kept = projected if tokens is None else projected.index_select(0, tokens)
-            self.drafted[: len(kept)].copy_(kept)
+            if step.drafts.places is None:
+                self.drafted[: len(kept)].copy_(kept)
+            else:
+                self.drafted.index_copy_(0, step.drafts.places, kept)
         return self.recur(projected, ctx.states[self.layer_index], step)
 
-    def accept(self, ctx: ForwardContext, accepted: StateStep) -> None:
-        """Take the tokens that stay, as `DraftedRows.accepted` says of the same step, through the states."""
+    def accept(self, states: tuple[torch.Tensor, ...], accepted: StateStep) -> None:
+        """Take the tokens that stay, as `DraftedRows.accepted` says of the same step, through the layer's states; or
+        those that `DraftRoom.accepted` says, of rows."""
         assert self.drafted is not None
-        self.recur(self.drafted[: len(accepted.row_of_token)], ctx.states[self.layer_index], accepted)
+        if self.room is None:
+            kept = self.drafted[: len(accepted.row_of_token)]
+        else:
+            kept = self.drafted.view(-1, self.room.each, self.drafted.shape[1])[accepted.slots.long()].flatten(0, 1)
+        self.recur(kept, states, accepted)
 
 
 def state_step(ctx: ForwardContext, layer: StateLayer) -> StateStep:

@@ -42,8 +42,6 @@ def _refuse_with_drafts(config: EngineConfig) -> None:
     reason = ""
     if config.speculative_config is not None and config.speculative_config.method == "draft_model":
         reason = "method draft_model: it computes a step's tokens again, which would go through the states twice"
-    elif config.pipeline_parallel_size > 1:
-        reason = f"pipeline_parallel_size={config.pipeline_parallel_size}: earlier stages hear too late which stay"
     elif config.enable_lora:
         reason = "enable_lora: adapters know the tokens of a whole step alone"
     if reason:

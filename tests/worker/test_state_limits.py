@@ -28,11 +28,8 @@ def test_a_host_tier_is_refused_where_there_are_no_blocks() -> None:
     assert caught.value.param == "kv_host_memory_bytes"
 
 
-@pytest.mark.parametrize(
-    "other", [{"executor": "local_processes", "pipeline_parallel_size": 2}, {"enable_lora": True}], ids=str
-)
-def test_drafts_are_refused_beside_what_cannot_bring_states_up(other: dict[str, Any]) -> None:
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+def test_drafts_are_refused_beside_what_cannot_bring_states_up() -> None:
+    drafts, other = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {"enable_lora": True}
     refuse_with_states(EngineConfig(**drafts), SPEC)
     refuse_with_states(EngineConfig(**drafts, **other), KVCacheSpec(SPEC.layers, 16))
     with pytest.raises(ConfigError, match=rf"^speculative_config: .*recurrent states.*{list(other)[-1]}") as caught:

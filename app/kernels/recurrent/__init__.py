@@ -11,7 +11,7 @@ fp32 but for operands of products, which have the model's type.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -41,9 +41,9 @@ class StateStep:
     drafts: DraftedRows | None = None  # the requests of which some of these tokens are drafts; None: there are none
 
     @classmethod
-    def of(cls, meta: AttentionMetadata) -> StateStep:
+    def of(cls, meta: AttentionMetadata, room: DraftRoom | None = None) -> StateStep:
         """The states of a step's requests. Where drafts are among the tokens, it is not known yet how far a state is to
-        go on: it is left as it is, until `DraftedRows.accepted` says so."""
+        go on: it is left as it is, until `DraftedRows.accepted` says so. `room`: of a stage that hears it later."""
         assert meta.rows is not None, "the step's maker names its rows"
         starts, num_tokens, num_rows = meta.query_start_loc, len(meta.slot_mapping), len(meta.seq_lens)
         counts, device = starts.diff(), starts.device
@@ -58,6 +58,8 @@ class StateStep:
         slots = torch.where(is_live, meta.rows, -1)
         sources = torch.where(meta.seq_lens == counts, -1, slots)
         drafts = DraftedRows.of(meta, slots, sources)
+        if drafts is not None and room is not None:
+            drafts = replace(drafts, places=room.places(drafts))
         return cls(
             starts=starts,
             slots=slots if drafts is None else drafts.without(slots),
@@ -92,6 +94,31 @@ def _chunks(meta: AttentionMetadata, first_row: int, device: torch.device) -> to
 
 
 @dataclass(slots=True, frozen=True)
+class DraftRoom:
+    """Says where what goes into states of tokens with drafts is kept by rows, since other steps come before it is known
+    which of them stay: each row has as many places, and one row more is that of rows that only pad."""
+
+    num_rows: int
+    each: int  # places of a row
+
+    @property
+    def num_places(self) -> int:
+        """Of all."""
+        return (self.num_rows + 1) * self.each
+
+    def places(self, drafts: DraftedRows) -> torch.Tensor:
+        """int64 [D * length], for the tokens of a step's requests with drafts."""
+        firsts = torch.remainder(drafts.slots.long(), self.num_rows + 1) * self.each
+        return (firsts[:, None] + torch.arange(drafts.length, device=firsts.device)).flatten()
+
+    def accepted(self, rows: torch.Tensor, num_tokens: torch.Tensor) -> StateStep:
+        """The step in which so many int64 [D] of the tokens of rows int64 [D] go through their states. They had drafts,
+        so they had tokens before these."""
+        slots = rows.int()
+        return DraftedRows(slots, slots, self.each).accepted(num_tokens)
+
+
+@dataclass(slots=True, frozen=True)
 class DraftedRows:
     """The D requests of a step whose tokens are one that is known and drafts behind it.
 
@@ -107,6 +134,7 @@ class DraftedRows:
     # tokens of the step, of which each request has `length`.
     tokens: torch.Tensor | None = None
     rows: torch.Tensor | None = None  # int64 [D] which of the step's requests they are; None: all
+    places: torch.Tensor | None = None  # int64 [D * length] where they are kept; None: one behind the other
 
     @classmethod
     def of(cls, meta: AttentionMetadata, slots: torch.Tensor, sources: torch.Tensor) -> DraftedRows | None:

@@ -6,6 +6,7 @@ from functools import partial
 
 from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
+from app.kernels.recurrent import DraftRoom
 from app.layers.experts.expert_mlp import Experts
 from app.layers.state_layer import StateLayer
 from app.loading.loader import format_named, load_model, names_of_other_ranks
@@ -30,7 +31,7 @@ from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.spec_decode import create_proposer
 from app.worker.spec_decode.base import Proposer, ProposerContext
 from app.worker.spec_decode.draft_report import DraftReport
-from app.worker.spec_decode.drafted_states import DraftedStates
+from app.worker.spec_decode.drafted_states import DraftedStates, RelayedStates
 from app.worker.spec_decode.drafting import Drafting
 from app.worker.state_limits import refuse_with_states
 from app.worker.warmup.plan import generation_plan
@@ -53,7 +54,9 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
     cache = KVCache(spec, device, config.max_num_seqs, num_encoded_slots(config, spec, device))
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
-    drafting = None if proposer is None else _drafting(config, model, proposer, state, link, forward.vocab_size)
+    drafting = None
+    if proposer is not None and link.is_last:
+        drafting = _drafting(config, model, proposer, state, link, forward.vocab_size)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
@@ -73,7 +76,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         features,
         shares_prefixes=cascade is not None,
         draft_counts=() if config.speculative_config is None else config.speculative_config.counts(num_drafts),
-        drafting=drafting if link.is_last else None,
+        drafting=drafting,
     )
     plan = generation_plan(
         config,
@@ -103,10 +106,14 @@ def _drafting(
     config: EngineConfig, model: EngineModel, proposer: Proposer, state: RowState, link: StageLink, vocab_size: int
 ) -> Drafting:
     """The end of steps that verify drafts, with room for what layers that keep states need until then."""
-    layers = [layer for layer in model.attention_layers if isinstance(layer, StateLayer)]
+    layers = _state_layers(model)
     places = config.max_num_seqs * (1 + proposer.num_draft_tokens)
     states = DraftedStates(layers, places) if layers else None
     return Drafting(proposer, state.columns, link, vocab_size, states)
+
+
+def _state_layers(model: EngineModel) -> list[StateLayer]:
+    return [layer for layer in model.attention_layers if isinstance(layer, StateLayer)]
 
 
 def _elsewhere(config: EngineConfig, place: Placement) -> frozenset[str]:
@@ -126,7 +133,9 @@ def _head(
 ) -> Head:
     """The end of this stage's steps."""
     if not forward.link.is_last:
-        return RelayHead(forward.link, state, num_drafts)
+        layers, room = _state_layers(forward.model), DraftRoom(config.max_num_seqs, 1 + num_drafts)
+        states = RelayedStates(layers, forward.cache, room) if layers and num_drafts else None
+        return RelayHead(forward.link, state, num_drafts, states)
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
     slack = num_drafts * (config.max_inflight_steps + 1)
     return SamplingHead(forward, state, drafting, slack, config.logits_processors, exact=config.is_exact)

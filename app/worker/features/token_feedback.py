@@ -19,6 +19,7 @@ from app.platforms.to_device import to_device
 from app.records.step import SchedulerOutput
 from app.worker.rows.row_state import RowState
 from app.worker.rows.worker_feature import WorkerFeature
+from app.worker.spec_decode.drafted_states import RelayedStates
 from app.worker.spec_decode.feedback import unpack, width_of
 
 GONE = -1
@@ -30,23 +31,28 @@ class ExpectedTokens:
 
     rows: NDArray[np.int64]  # [N]
     num_drafts: NDArray[np.int64]  # [N] that the step verifies
+    holds_states: NDArray[np.bool_]  # [N]: where this stage's states are as they were before the step
 
 
 class TokenFeedback(WorkerFeature):
     """Used by a stage before the last one: `expect` after a step, `before` the next one's message is applied."""
 
-    def __init__(self, link: StageLink, state: RowState, num_draft_tokens: int = 0) -> None:
-        """`num_draft_tokens`: that follow the new tokens of each row."""
+    def __init__(
+        self, link: StageLink, state: RowState, num_draft_tokens: int = 0, states: RelayedStates | None = None
+    ) -> None:
+        """`num_draft_tokens`: that follow the new tokens of each row; `states`: of this stage's layers."""
         self._link = link
         self._state = state
         self._num_draft_tokens = num_draft_tokens
+        self._states = states
         self._expected: deque[ExpectedTokens] = deque()
 
-    def expect(self, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None) -> None:
-        """A step's rows will sample in the last stage; None: they verify no drafts."""
+    def expect(self, rows: NDArray[np.int64], num_drafts: NDArray[np.int64] | None, *, holds_all: bool = False) -> None:
+        """A step's rows will sample in the last stage; None: they verify no drafts. `holds_all`: the states of all wait
+        for how many tokens they get, not of those with drafts alone."""
         if len(rows):
             drafts = np.zeros_like(rows) if num_drafts is None else num_drafts
-            self._expected.append(ExpectedTokens(rows.copy(), drafts))
+            self._expected.append(ExpectedTokens(rows.copy(), drafts, (drafts > 0) | holds_all))
 
     def before(self, step: SchedulerOutput) -> None:
         """Forget tokens of rows that the message frees, then wait for those that its step computes with, and for those
@@ -77,5 +83,9 @@ class TokenFeedback(WorkerFeature):
         rows, drafts = to_device(np.stack((expected.rows[here], expected.num_drafts[here])), device).unbind()
         if k:
             unpack(columns, rows, drafts, tokens, k)
+            waiting = np.flatnonzero(expected.holds_states[here])
+            if self._states is not None and len(waiting):
+                chosen = to_device(waiting, device)
+                self._states.accept(rows[chosen], tokens[chosen, 0].long())
         else:  # the step has counted them
             columns.flat_token_ids[rows * columns.width + columns.num_tokens[rows] - 1] = tokens

@@ -6,6 +6,7 @@ prefixes that prompts share are found.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,17 @@ from app.backends import PROPOSERS
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
+from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
+from app.engine.executor.local_worker import serve
 from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
+from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
 from tests.hf_logprobs import prompts
+from tests.models.families.state_variants import STATE_VARIANTS
+from tests.models.families.test_families_in_parallel import HEADS
 from tests.models.families.test_state_families import IN_ALL_WAYS, directory_of
-from tests.tiny_models import hf_greedy, hf_model
+from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.spec_decode.oracle import Prophet
 from tests.worker.worker_driver import decode_statically
 
@@ -40,6 +46,13 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROPOSERS._table, "forgetful", f"{__name__}:{Forgetful.__name__}")
 
 
+def serve_prophets(said: dict[tuple[int, ...], list[int]], is_static: bool, *arguments: Any) -> None:
+    """A worker's process that knows the proposer."""
+    PROPOSERS._table["forgetful"] = f"{__name__}:{Forgetful.__name__}"
+    Prophet.said = said
+    (serve_static if is_static else serve)(*arguments)
+
+
 def start_static(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers decode over static tensors from now on, as a GPU's do."""
     start = Worker.start
@@ -52,13 +65,21 @@ def start_static(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "start", started)
 
 
-def tokens_of(directory: Any, asked: list[list[int]], wanted: dict[str, Any]) -> tuple[dict[str, list[int]], Any, int]:
-    """What an engine says to these prompts, its figures, and how many steps it took."""
+def tokens_of(
+    directory: Any, asked: list[list[int]], wanted: dict[str, Any], target: Any = None, **more: Any
+) -> tuple[dict[str, list[int]], Any, int]:
+    """What an engine says to these prompts, its figures, and how many steps it took; `target`: of its workers'
+    processes."""
     config = EngineConfig(
-        model=str(directory), device="cpu", num_threads=1, executor="in_process", block_size=8, max_model_len=128,
-        max_num_seqs=4, max_num_batched_tokens=40, num_blocks=40, max_step_s=0.0, speculative_config=wanted,
+        model=str(directory), device="cpu", num_threads=1, block_size=8, max_model_len=128, max_num_seqs=4,
+        max_num_batched_tokens=40, num_blocks=40, max_step_s=0.0, speculative_config=wanted,
+        **{"executor": "in_process", **more},
     )  # fmt: skip
-    core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+    executor: Executor = InProcessExecutor(config)
+    if target is not None:
+        executor = ForkedExecutor(config)
+        executor.target = target
+    core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     core.start()
     try:
         requests = [
@@ -109,6 +130,36 @@ def test_tokens_are_those_of_transformers(name: str, is_static: bool, monkeypatc
     assert name != IN_ALL_WAYS or figures["prefix_cache_hits"] > 0
     assert 0 < figures["accepted_tokens"] < figures["draft_tokens"]
     assert steps < len(asked) * MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("name", "is_static", "stages", "ranks"),
+    [
+        (IN_ALL_WAYS, True, 2, 1),
+        pytest.param(IN_ALL_WAYS, False, 2, 1, marks=pytest.mark.slow),
+        pytest.param(IN_ALL_WAYS, True, 2, 2, marks=pytest.mark.slow),
+        pytest.param("mamba", True, 2, 1, marks=pytest.mark.slow),
+        pytest.param("lfm2", False, 2, 1, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", True, 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_stages_before_the_last_hear_later_which_drafts_stay(
+    name: str, is_static: bool, stages: int, ranks: int
+) -> None:
+    """Steps of other requests come in between."""
+    family, changes = STATE_VARIANTS[name]
+    directory = tiny_model(family, **{**changes, **HEADS})
+    asked = prompts((3, 16, 37, 9, 30, 21, 14))
+    judge = hf_model(directory)
+    truth = [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in asked]
+    said = {(0, *prompt): answer for prompt, answer in zip(asked, truth, strict=True)}
+    tokens, figures, _ = tokens_of(
+        directory, asked, {"method": "forgetful", "num_speculative_tokens": 4},
+        partial(serve_prophets, said, is_static), executor="local_processes",
+        pipeline_parallel_size=stages, tensor_parallel_size=ranks, max_inflight_steps=3,
+    )  # fmt: skip
+    assert [tokens[str(i)] for i in range(len(asked))] == truth
+    assert 0 < figures["accepted_tokens"] < figures["draft_tokens"]
 
 
 def test_ngram_drafts_over_a_recurrent_model() -> None:
