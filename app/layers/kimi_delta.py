@@ -36,6 +36,8 @@ class KimiDeltaSettings:
 class KimiDeltaAttention(StateLayer):
     """Stands where other layers attend; names are those of checkpoints."""
 
+    recurs_through_products = True
+
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: KimiDeltaSettings, layer_index: int) -> None:
         super().__init__(ctx, layer_index)
         s, tp = settings, ctx.groups.tp

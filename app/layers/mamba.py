@@ -45,6 +45,8 @@ class MambaSettings:
 class Mamba(StateLayer):
     """Stands where other layers attend."""
 
+    recurs_through_products = True
+
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: MambaSettings, layer_index: int) -> None:
         super().__init__(ctx, layer_index)
         s = self.settings = settings

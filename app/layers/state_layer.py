@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
+from typing import ClassVar
 
 import torch
 
@@ -26,6 +27,7 @@ class StateLayer(AttentionLayer):
     is_capturable = True
     shares_prefixes = True
     in_proj: MergedColumnLinear
+    recurs_through_products: ClassVar[bool] = False  # `recur` has linear layers of its own
 
     def __init__(self, ctx: BuildContext, layer_index: int) -> None:
         super().__init__()

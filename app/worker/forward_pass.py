@@ -11,6 +11,7 @@ import torch
 from app.distributed.stage_link import StageLink
 from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
+from app.kernels.recurrent import StateStep
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import ForwardContext, HiddenStates
 from app.models.base import EngineModel
@@ -44,6 +45,8 @@ class ForwardPass:
         # Within these a head computes logits of some of the step's tokens, or classes of these rows' requests.
         self.within_logits: Callable[[Chosen], AbstractContextManager[object]] = nullcontext
         self.within_classes: Callable[[Sequence[int]], AbstractContextManager[object]] = nullcontext
+        # Within these states go through tokens once more, which stay (app/worker/spec_decode/drafted_states.py).
+        self.within_states: Callable[[StateStep], AbstractContextManager[object]] = nullcontext
         self._stage_layers = stage_layers
         self._wanted: frozenset[int] = frozenset()
         self._from_before: list[int] = []  # of the wanted ones, those of earlier stages

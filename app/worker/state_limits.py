@@ -19,8 +19,13 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
     refuse_state_dtype(config, spec)
     if not spec.states:
         return
-    if config.speculative_config is not None:
-        _refuse_with_drafts(config)
+    drafts = config.speculative_config
+    if drafts is not None and drafts.method == "draft_model":
+        raise ConfigError(
+            "speculative_config: layers of this model, or of its draft model, keep recurrent states; method "
+            "draft_model computes a step's tokens again, which would go through the states twice; take another method",
+            param="speculative_config",
+        )
     if spec.layers:  # what is kept of states lies in blocks, which connectors know how to move
         return
     if config.kv_connector != EngineConfig.model_fields["kv_connector"].default:
@@ -34,21 +39,6 @@ def refuse_with_states(config: EngineConfig, spec: KVCacheSpec) -> None:
             f"kv_host_memory_bytes={config.kv_host_memory_bytes}: this model's layers keep recurrent states alone, and "
             "no blocks that the host's memory could take in; leave it out",
             param="kv_host_memory_bytes",
-        )
-
-
-def _refuse_with_drafts(config: EngineConfig) -> None:
-    """ConfigError names what keeps the tokens that stay of a step from going through the states within it."""
-    reason = ""
-    if config.speculative_config is not None and config.speculative_config.method == "draft_model":
-        reason = "method draft_model: it computes a step's tokens again, which would go through the states twice"
-    elif config.enable_lora:
-        reason = "enable_lora: adapters know the tokens of a whole step alone"
-    if reason:
-        raise ConfigError(
-            "speculative_config: layers of this model, or of its draft model, keep recurrent states, which are brought "
-            f"up to the drafts that stay; that does not go with {reason}; leave one of them out",
-            param="speculative_config",
         )
 
 

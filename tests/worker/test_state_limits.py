@@ -28,19 +28,10 @@ def test_a_host_tier_is_refused_where_there_are_no_blocks() -> None:
     assert caught.value.param == "kv_host_memory_bytes"
 
 
-def test_drafts_are_refused_beside_what_cannot_bring_states_up() -> None:
-    drafts, other = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, {"enable_lora": True}
-    refuse_with_states(EngineConfig(**drafts), SPEC)
-    refuse_with_states(EngineConfig(**drafts, **other), KVCacheSpec(SPEC.layers, 16))
-    with pytest.raises(ConfigError, match=rf"^speculative_config: .*recurrent states.*{list(other)[-1]}") as caught:
-        refuse_with_states(EngineConfig(**drafts, **other), SPEC)
-    assert caught.value.param == "speculative_config"
-
-
 def test_a_draft_model_is_refused_where_it_or_its_target_keeps_states() -> None:
     config = EngineConfig(speculative_config={"method": "draft_model", "model": "tiny-chat-draft"})
     refuse_with_states(config, KVCacheSpec(SPEC.layers, 16))
-    with pytest.raises(ConfigError, match=r"^speculative_config: .*draft model, keep.*method draft_model"):
+    with pytest.raises(ConfigError, match=r"^speculative_config: .*draft model, keep.*method\s+draft_model"):
         refuse_with_states(config, SPEC)
 
 

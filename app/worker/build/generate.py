@@ -56,7 +56,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
     drafting = None
     if proposer is not None and link.is_last:
-        drafting = _drafting(config, model, proposer, state, link, forward.vocab_size)
+        drafting = _drafting(config, proposer, state, forward)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
@@ -102,14 +102,12 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     )
 
 
-def _drafting(
-    config: EngineConfig, model: EngineModel, proposer: Proposer, state: RowState, link: StageLink, vocab_size: int
-) -> Drafting:
+def _drafting(config: EngineConfig, proposer: Proposer, state: RowState, forward: ForwardPass) -> Drafting:
     """The end of steps that verify drafts, with room for what layers that keep states need until then."""
-    layers = _state_layers(model)
+    layers = _state_layers(forward.model)
     places = config.max_num_seqs * (1 + proposer.num_draft_tokens)
-    states = DraftedStates(layers, places) if layers else None
-    return Drafting(proposer, state.columns, link, vocab_size, states)
+    states = DraftedStates(layers, forward, places) if layers else None
+    return Drafting(proposer, state.columns, forward.link, forward.vocab_size, states)
 
 
 def _state_layers(model: EngineModel) -> list[StateLayer]:
@@ -134,7 +132,7 @@ def _head(
     """The end of this stage's steps."""
     if not forward.link.is_last:
         layers, room = _state_layers(forward.model), DraftRoom(config.max_num_seqs, 1 + num_drafts)
-        states = RelayedStates(layers, forward.cache, room) if layers and num_drafts else None
+        states = RelayedStates(layers, forward, room) if layers and num_drafts else None
         return RelayHead(forward.link, state, num_drafts, states)
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
     slack = num_drafts * (config.max_inflight_steps + 1)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.errors import CheckpointError, InvalidRequestError
 from app.kernels.lora import LORA_OPS, NO_SLOT
+from app.kernels.recurrent import StateStep
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import HiddenStates
 from app.layers.experts.expert_linear import ExpertLinear
@@ -29,6 +30,7 @@ from app.loading.adapters import AdapterReader
 from app.models.base import EngineModel
 from app.models.decoder import CausalLM
 from app.models.pooling_model import PoolingModel
+from app.platforms.to_device import to_device
 from app.records.adapter import AdapterAsk
 from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.worker.features.context import FeatureContext
@@ -55,6 +57,8 @@ class Adapters(WorkerFeature):
         self._max_rank, self._most_bytes = max_rank, most_bytes
         self._slots = SlotTable(pool.num_slots)
         self._slot_of_row = inputs.declare("adapter_slot", torch.int32, idle=NO_SLOT)
+        # The same where states go through a step's tokens behind it, when the host may know of other rows already.
+        self._slots_there = torch.full((len(self._slot_of_row.values),), NO_SLOT, dtype=torch.int32, device=pool.device)
         self._of_row: dict[int, bytes] = {}
         self._loaded: dict[bytes, HostAdapter] = {}
         self._reading: dict[bytes, Future[HostAdapter]] = {}  # on their way there
@@ -157,6 +161,10 @@ class Adapters(WorkerFeature):
             self._leave(row)
         for request in step.new_requests:
             self._take(request)
+        if step.new_requests:
+            rows = np.array([request.row for request in step.new_requests], np.int64)
+            taken = to_device(np.stack((rows, self._slot_of_row.values[rows])), self._device)
+            self._slots_there.index_copy_(0, taken[0], taken[1].int())
 
     def _leave(self, row: int) -> None:
         digest = self._of_row.pop(row, None)
@@ -200,6 +208,15 @@ class Adapters(WorkerFeature):
             self._step.head_rows = self._pool.sorted(self._ops, slots if chosen is None else slots[chosen])
         yield
         self._step.head_rows = None
+
+    @contextmanager
+    def within_states(self, accepted: StateStep) -> Iterator[None]:
+        """States go through some of a step's tokens once more, and products on the way are made of these."""
+        rows = accepted.slots.index_select(0, accepted.row_of_token)
+        slots = torch.where(rows < 0, NO_SLOT, self._slots_there.index_select(0, rows.clamp(min=0)))
+        self._step.rows, self._step.slots = self._pool.sorted(self._ops, slots), slots
+        yield
+        self._step.rows = self._step.slots = None
 
     @contextmanager
     def within_classes(self, rows: Sequence[int]) -> Iterator[None]:
@@ -265,6 +282,7 @@ def create(context: FeatureContext) -> Adapters | None:
         config.max_lora_rank,
         config.lora_host_memory_bytes,
     )
+    context.forward.within_states = made.within_states
     if extras:
         context.forward.within_logits = made.within_logits
         context.forward.within_classes = made.within_classes

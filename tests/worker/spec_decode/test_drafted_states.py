@@ -6,20 +6,27 @@ prefixes that prompts share are found.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 
 from app.backends import PROPOSERS
+from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
+from app.engine import control
 from app.engine.core import EngineCore
 from app.engine.executor.base import Executor
 from app.engine.executor.in_process import InProcessExecutor
 from app.engine.executor.local_worker import serve
+from app.records.adapter import AdapterAsk
 from app.worker.worker import Worker
+from tests.adapters import peft_adapter
 from tests.engine.core_driver import KEY, assert_idle, make_request, run
 from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
 from tests.hf_logprobs import prompts
@@ -66,10 +73,15 @@ def start_static(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_of(
-    directory: Any, asked: list[list[int]], wanted: dict[str, Any], target: Any = None, **more: Any
+    directory: Any,
+    asked: list[list[int]],
+    wanted: dict[str, Any],
+    target: Any = None,
+    adapter: Path | None = None,
+    **more: Any,
 ) -> tuple[dict[str, list[int]], Any, int]:
     """What an engine says to these prompts, its figures, and how many steps it took; `target`: of its workers'
-    processes."""
+    processes; `adapter`: of every second request."""
     config = EngineConfig(
         model=str(directory), device="cpu", num_threads=1, block_size=8, max_model_len=128, max_num_seqs=4,
         max_num_batched_tokens=40, num_blocks=40, max_step_s=0.0, speculative_config=wanted,
@@ -82,12 +94,17 @@ def tokens_of(
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     core.start()
     try:
+        asks: tuple[AdapterAsk, ...] = ()
+        if adapter is not None:
+            control.run(core, "load_adapter", {"name": "own", "path": str(adapter)})
+            asks = (AdapterAsk("own", AdapterFiles.read(adapter, 16).digest()),)
         requests = [
             make_request(
                 str(i), prompt, max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, logprobs=1 if i % 3 else None
             )
             for i, prompt in enumerate(asked)
         ]
+        requests = [replace(request, asks=asks) if i % 2 else request for i, request in enumerate(requests)]
         results = run(core, requests)
         assert_idle(core)
         stats = core.stats()
@@ -158,6 +175,35 @@ def test_stages_before_the_last_hear_later_which_drafts_stay(
         partial(serve_prophets, said, is_static), executor="local_processes",
         pipeline_parallel_size=stages, tensor_parallel_size=ranks, max_inflight_steps=3,
     )  # fmt: skip
+    assert [tokens[str(i)] for i in range(len(asked))] == truth
+    assert 0 < figures["accepted_tokens"] < figures["draft_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "is_static"),
+    [
+        ("mamba", ["x_proj", "in_proj"], True),
+        pytest.param("mamba", ["x_proj", "in_proj"], False, marks=pytest.mark.slow),
+        pytest.param(IN_ALL_WAYS, ["in_proj_qkv", "in_proj_a", "q_proj"], True, marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_beside_drafts_over_states(
+    name: str, modules: list[str], is_static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products between convolution and states have them, too, when what stays goes through the states."""
+    directory = directory_of(name)
+    adapter = peft_adapter(directory, tmp_path, scale=0.2, r=4, target_modules=modules)
+    plain, adapted = hf_model(directory), PeftModel.from_pretrained(hf_model(directory), adapter).eval()
+    asked = prompts((3, 16, 30, 9, 37, 21))
+    truth = [hf_greedy(adapted if i % 2 else plain, prompt, MAX_TOKENS) for i, prompt in enumerate(asked)]
+    said = {(0, *prompt): answer for prompt, answer in zip(asked, truth, strict=True)}
+    assert truth[1] != hf_greedy(plain, asked[1], MAX_TOKENS), "the adapter changes nothing"
+    monkeypatch.setattr(Prophet, "said", said)
+    if is_static:
+        start_static(monkeypatch)
+    tokens, figures, _ = tokens_of(
+        directory, asked, {"method": "forgetful", "num_speculative_tokens": 4}, adapter=adapter, enable_lora=True
+    )
     assert [tokens[str(i)] for i in range(len(asked))] == truth
     assert 0 < figures["accepted_tokens"] < figures["draft_tokens"]
 
