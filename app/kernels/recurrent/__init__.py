@@ -103,7 +103,7 @@ class DraftRoom:
 
     @property
     def num_places(self) -> int:
-        """Of all."""
+        """Returns how many all have."""
         return (self.num_rows + 1) * self.each
 
     def places(self, drafts: DraftedRows) -> torch.Tensor:

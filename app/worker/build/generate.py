@@ -31,7 +31,7 @@ from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.spec_decode import create_proposer
 from app.worker.spec_decode.base import Proposer, ProposerContext
 from app.worker.spec_decode.draft_report import DraftReport
-from app.worker.spec_decode.drafted_states import DraftedStates, RelayedStates
+from app.worker.spec_decode.drafted_states import DraftedStates, RelayedStates, Within
 from app.worker.spec_decode.drafting import Drafting
 from app.worker.state_limits import refuse_with_states
 from app.worker.warmup.plan import generation_plan
@@ -54,9 +54,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     state = RowState(config.max_num_seqs, width, config.block_size, device, len(windows), inputs)
     cache = KVCache(spec, device, config.max_num_seqs, num_encoded_slots(config, spec, device))
     forward = ForwardPass(model, cache, link, info.vocab_size, ctx.dtype, own_layers, ctx.stage_layers)
-    drafting = None
-    if proposer is not None and link.is_last:
-        drafting = _drafting(config, proposer, state, forward)
+    drafting = _drafting(config, proposer, state, forward)
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
@@ -102,12 +100,21 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     )
 
 
-def _drafting(config: EngineConfig, proposer: Proposer, state: RowState, forward: ForwardPass) -> Drafting:
+def _drafting(
+    config: EngineConfig, proposer: Proposer | None, state: RowState, forward: ForwardPass
+) -> Drafting | None:
     """The end of steps that verify drafts, with room for what layers that keep states need until then."""
+    if proposer is None or not forward.link.is_last:
+        return None
     layers = _state_layers(forward.model)
     places = config.max_num_seqs * (1 + proposer.num_draft_tokens)
-    states = DraftedStates(layers, forward, places) if layers else None
+    states = DraftedStates(layers, forward.cache, _within(forward), places) if layers else None
     return Drafting(proposer, state.columns, forward.link, forward.vocab_size, states)
+
+
+def _within(forward: ForwardPass) -> Within:
+    """Has a feature that comes later say what it is."""
+    return lambda accepted: forward.within_states(accepted)
 
 
 def _state_layers(model: EngineModel) -> list[StateLayer]:
@@ -132,7 +139,7 @@ def _head(
     """The end of this stage's steps."""
     if not forward.link.is_last:
         layers, room = _state_layers(forward.model), DraftRoom(config.max_num_seqs, 1 + num_drafts)
-        states = RelayedStates(layers, forward, room) if layers and num_drafts else None
+        states = RelayedStates(layers, forward.cache, _within(forward), room) if layers and num_drafts else None
         return RelayHead(forward.link, state, num_drafts, states)
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
     slack = num_drafts * (config.max_inflight_steps + 1)
