@@ -116,6 +116,20 @@ def test_a_first_step_that_was_slow_is_tried_again() -> None:
     assert found.tolist() == [1.0, 3.0]
 
 
+def test_times_of_few_rows_are_not_those_of_many() -> None:
+    """Steps without drafts were measured at 8 rows, those with three at 15: at 12 each takes what 12 rows take."""
+    costs = DraftCosts((0, 3), 32)
+
+    def takes(rows: int, index: int) -> float:
+        return 1.0 + 0.5 * rows * (1 + 0.6 * index)
+
+    for rows, index in [(4, 0), (4, 1), (8, 0), (15, 1)] * (ENOUGH + 1):
+        costs.observe(rows, index, takes(rows, index))
+    found = costs.estimate(12)
+    assert found is not None
+    assert found.tolist() == pytest.approx([takes(12, 0), takes(12, 1)], rel=0.02)
+
+
 def test_what_all_numbers_cost_moves_with_the_one_that_is_measured() -> None:
     costs = DraftCosts((0, 2), 8)
     for _ in range(ENOUGH):
