@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from app.checkpoints.model_info import ModelInfo
+from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import UnsupportedError
+from tests.engine.core_driver import KEY, run
 from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.tiny_models import hf_model, tiny_model
+from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
-from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate, make_config
+from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate, make_config, requests
 
 RANKS = [
     ("eagle3-speculators", 2, 1, None),
@@ -72,6 +76,36 @@ def test_ranks_agree(
     results, steps = generate(config, ForkedExecutor(config), WISHES)
     assert_same(results, plain[0])
     assert name != "draft_model" or pp > 1 or steps < 0.75 * plain[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "tp", "pp"),
+    [
+        ("mimo", 1, 2),
+        ("qwen3_5", 2, 1),
+        pytest.param("ernie4_5_moe", 2, 2, marks=pytest.mark.slow),
+        pytest.param("exaone_moe", 2, 1, marks=pytest.mark.slow),
+        pytest.param("hy_v3", 1, 2, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_moe", 2, 1, marks=pytest.mark.slow),
+        pytest.param("qwen3_next", 2, 1, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", 2, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_agree_on_the_drafts_of_the_models_own_layer(tmp_path: Path, family: str, tp: int, pp: int) -> None:
+    """In a later stage the layer reads the table of tokens again."""
+    model = with_layer_behind(family, tmp_path)[0]
+    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "executor": "local_processes", "num_blocks": 160}
+    asked = {"method": "mtp", "num_speculative_tokens": 3}
+    plain, drafting = (make_config(model, num_blocks=160), make_config(model, speculative_config=asked, **sizes))
+    told = []
+    for config, executor in ((plain, InProcessExecutor(plain)), (drafting, ForkedExecutor(drafting))):
+        core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
+        core.start()
+        told.append(run(core, requests(WISHES)[:8]).tokens)
+        figures = core.stats().figures
+        core.shutdown()
+    assert told[0] == told[1]
+    assert figures["draft_tokens"] > 0
 
 
 def test_a_shared_embedding_must_be_in_the_last_stage(directory: Path, tmp_path: Path) -> None:
