@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paddleocr_vl": GRID,
     "clip": {**SQUARE, "do_center_crop": False},
     "llava_onevision": {**SQUARE, "image_grid_pinpoints": SHAPES},
+    "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},
     "pixtral": {"size": {"longest_edge": 32}},
     "lighton_ocr": {"size": {"longest_edge": 32}},
     "gemma3": {**SQUARE, "image_seq_length": 4},

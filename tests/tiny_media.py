@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from app.media.processors.llava_onevision import LlavaOnevisionProcessor
+from app.media.processors.phi4 import Phi4Processor
 from app.records.media import MediaAsk, MediaItem
 from tests.tiny_models import _root
 
@@ -65,6 +67,7 @@ class Tiny:
     layout: Callable[[int, int], Layout]  # of a picture of so many rows and columns of patches
     types: str = "mm_token_type_ids"  # the argument that tells it which tokens are pictures; "": it wants none
     has_breaks: bool = False  # a token of text behind each row
+    is_text_class: bool = False  # transformers has it among models of text
     seed: int = 0  # one with which no answer holds a picture's token
 
 
@@ -144,6 +147,30 @@ def _one_vision_layout(rows: int, columns: int) -> Layout:
     tiles = 1 + own.size[0] * own.size[1] // 256
     remember_size(own.grid, tiles, rows * 5, columns * 9)
     return (tiles, 3, 16, 16), own.grid, own.num_tokens
+
+
+def _phi4_layout(rows: int, columns: int) -> Layout:
+    own = Phi4Processor({"side": 16, "patch_size": 4, "dynamic_hd": 4, "placeholder": "x"}).layout(
+        (columns * 5 + 3, rows * 5)
+    )
+    return (own.size[0] * own.size[1] // 256, 3, 16, 16), own.grid, own.num_tokens
+
+
+def _phi4(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """Tiles, all of a picture in one before them, and which of their patches show something."""
+    most = 1 + max(item.shape[0] for item in items)
+    pixels, masks, sizes = torch.zeros(len(items), most, 3, 16, 16), torch.ones(len(items), most, 4, 4), []
+    for own, mask, item in zip(pixels, masks, items, strict=True):
+        high, rows, columns = item.grid
+        wide, tiles = item.shape[0] // high, normalized(item)
+        laid = tiles.view(high, wide, 3, 16, 16).permute(2, 0, 3, 1, 4).reshape(3, high * 16, wide * 16)
+        own[0] = F.interpolate(laid[None], (16, 16), mode="bicubic", align_corners=False)[0]
+        own[1 : 1 + len(tiles)] = tiles
+        shown = torch.zeros(high * 4, wide * 4)
+        shown[:rows, :columns] = 1
+        mask[1 : 1 + len(tiles)] = shown.view(high, 4, wide, 4).transpose(1, 2).reshape(-1, 4, 4)
+        sizes.append([high * 16, wide * 16])
+    return {"image_pixel_values": pixels, "image_attention_mask": masks, "image_sizes": torch.tensor(sizes)}
 
 
 def _one_vision(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
@@ -301,6 +328,21 @@ MODELS: dict[str, Tiny] = {
         _one_vision_layout,
         types="",
     ),
+    "phi4_multimodal": Tiny(
+        "phi4_multimodal",
+        {
+            **{name: value for name, value in TEXT.items() if name != "head_dim"},
+            "vision_config": {**EYES, "crop_size": 16, "image_token_id": IMAGE, "feature_layer": -2},
+            "audio_config": {
+                **{"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2},
+                **{"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16},
+            },
+        },
+        _phi4,
+        _phi4_layout,
+        types="",
+        is_text_class=True,
+    ),
     "lighton_ocr": Tiny(
         "lighton_ocr",
         {
@@ -422,7 +464,7 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
     tiny = MODELS[name]
     config = AutoConfig.for_model(tiny.kind, **tiny.config)
     torch.manual_seed(seed + tiny.seed)
-    model = AutoModelForImageTextToText.from_config(config)
+    model = (AutoModelForCausalLM if tiny.is_text_class else AutoModelForImageTextToText).from_config(config)
     with torch.no_grad():
         for own, parameter in model.named_parameters():
             if parameter.ndim == 1 or "norm" in own or not parameter.any():
@@ -443,7 +485,9 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
 @functools.cache
 def media_judge(directory: Path) -> PreTrainedModel:
     """The same weights in transformers."""
-    model: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(
+    kind = json.loads((directory / "config.json").read_text())["model_type"]
+    is_text_class = any(tiny.is_text_class for tiny in MODELS.values() if tiny.kind == kind)
+    model: PreTrainedModel = (AutoModelForCausalLM if is_text_class else AutoModelForImageTextToText).from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()

@@ -107,6 +107,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "MiniMaxM2ForCausalLM": "app.models.families.minimax_m2:MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM": "app.models.families.ministral:Ministral3ForCausalLM",
         "MinistralForCausalLM": "app.models.families.ministral:MinistralForCausalLM",
+        "Phi4MultimodalForCausalLM": "app.models.multimodal.phi4_multimodal:Phi4MultimodalForCausalLM",
         "Mistral3ForConditionalGeneration": "app.models.multimodal.pixtral:Mistral3ForConditionalGeneration",
         "MistralForCausalLM": "app.models.families.mistral:MistralForCausalLM",
         "MixtralForCausalLM": "app.models.families.mixtral:MixtralForCausalLM",

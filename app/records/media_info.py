@@ -29,6 +29,7 @@ PROCESSORS = {
     "glm_ocr": "glm_ocr",
     "paddleocr_vl": "paddleocr_vl",
     "mistral3": "pixtral",
+    "phi4_multimodal": "phi4",
     "internvl": "internvl",
     "idefics3": "idefics3",
     "smolvlm": "idefics3",
@@ -47,7 +48,7 @@ _IMAGE_FIELDS = ("image_token_id", "image_token_index")
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
-    **{"paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
+    **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
 }
 
 
@@ -105,7 +106,7 @@ def _seen(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
     if kind not in PROCESSORS or not isinstance(vision, dict):
         return None
     processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
-    names = (hf[name] for name in _IMAGE_FIELDS if isinstance(hf.get(name), int))
+    names = (own[name] for own in (hf, vision) for name in _IMAGE_FIELDS if isinstance(own.get(name), int))
     image = next(names, _DEFAULT_IDS.get(kind))
     if image is None:
         return None

@@ -19,6 +19,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "llama4": "app.media.processors.llama4:Llama4Processor",
         "llava_onevision": "app.media.processors.llava_onevision:LlavaOnevisionProcessor",
         "paddleocr_vl": "app.media.processors.paddleocr_vl:PaddleOcrVlProcessor",
+        "phi4": "app.media.processors.phi4:Phi4Processor",
         "pixtral": "app.media.processors.pixtral:PixtralProcessor",
         "qwen_vl": "app.media.processors.qwen_vl:QwenVLProcessor",
     },

@@ -26,6 +26,7 @@ FEATURE = "app.worker.media.media:create"
 OWN, OWN_EARS = "encoder.", "ears."  # where encoders' tensors stand in the model
 _PARTS = (
     *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_projection", "embed_vision", "audio_tower"),
+    "embed_tokens_extend",
     *("multi_modal_projector", "mm_projector", "connector", "projector", "mlp_AR", "visual_projection"),
 )
 _SEES = re.compile(rf"^(model\.)?(({'|'.join(_PARTS)})\.|image_newline$)")

@@ -26,6 +26,7 @@ class Span:
     plan: EncoderPlan
     cos: torch.Tensor | None = None  # [T, 1, D]; None: nothing rotates
     sin: torch.Tensor | None = None  # [T, 1, D], the first half negated
+    seen: torch.Tensor | None = None  # bool [T]: tokens without it are no keys; None: all are
 
 
 class PatchEmbedding(Layer):
@@ -71,7 +72,7 @@ class VisionAttention(Layer):
         query, key, value = (self._heads(y) for y in self.project(x))
         if span.cos is not None and span.sin is not None:
             query, key = rotate(query, span.cos, span.sin), rotate(key, span.cos, span.sin)
-        out = span.plan.attend(query, key, value, self.head_dim**-0.5)
+        out = span.plan.attend(query, key, value, self.head_dim**-0.5, seen=span.seen)
         return self.o_proj(out.reshape(len(out), -1))  # type: ignore[no-any-return]
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
