@@ -38,6 +38,7 @@ PROCESSORS = {
 VIDEO_PROCESSORS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "qwen2_vl"),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen3_vl"),
+    "llava_onevision": "llava_onevision",
 }
 SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
 _AUDIO_FIELDS, _VIDEO_FIELDS = ("audio_token_id", "audio_token_index"), ("video_token_id", "video_token_index")

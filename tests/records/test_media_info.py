@@ -21,7 +21,9 @@ def test_placeholders_are_those_of_transformers(kind: str) -> None:
     fields = config.to_dict()
     info = info_of({**fields, "vision_config": fields["vision_config"] or {}})  # Gemma 4's is none by itself
     assert info is not None
-    expected = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", 0)  # 0: it has none
+    places = config, config.vision_config  # Phi-4's stands there
+    names = ((place, name) for place in places for name in ("image_token_id", "image_token_index"))
+    expected = next((getattr(place, name) for place, name in names if hasattr(place, name)), 0)  # 0: it has none
     assert info.image_token_id == expected
     assert info.is_alone == (expected == 0)
     left_out = info_of({"model_type": kind, "vision_config": {}})

@@ -63,6 +63,8 @@ def kept_patches(grid: Grid, side: int, most: int) -> tuple[int, int]:
 
 def num_tokens(grid: Grid, side: int, most: int) -> int:
     """Tokens of a picture: the tile of all of it, and each row with one behind it."""
+    if not grid[1]:
+        return of_video(grid[0], side)[1]
     rows, columns = kept_patches(grid, side, most)
     return side**2 + rows * (columns + 1)
 
@@ -137,3 +139,9 @@ def _shown(size: Size, rows: int, columns: int) -> tuple[int, int]:
         return rows - (rows - covered) // 2 * 2, columns
     covered = int(round(width * (rows / height), 7))
     return rows, columns - (columns - covered) // 2 * 2
+
+
+def of_video(num_frames: int, patches: int) -> tuple[tuple[int, int, int], int]:
+    """The grid of a video, which has no patches of a whole, and its tokens: half as many as patches along each side of
+    a frame, and one behind them all."""
+    return (num_frames, 0, 0), num_frames * (-(-patches // 2)) ** 2 + 1

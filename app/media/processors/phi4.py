@@ -47,8 +47,8 @@ class Phi4Processor(Processor):
         return Layout((wide * side, high * side), grid, ((self.placeholder, num_tokens(grid, side // patch)),))
 
     def _tiles(self, size: Size) -> Size:
-        """How many tiles stand side by side, and one above the other: as many as the picture fills, or of those that
-        are not too many the ones of the nearest shape."""
+        """Says how many tiles stand side by side, and one above the other: as many as the picture fills, or where those
+        are too many, as many as have the nearest shape."""
         side, most = self.settings["side"], self.settings["dynamic_hd"]
         filled = math.ceil(size[0] / side), math.ceil(size[1] / side)
         if math.prod(filled) <= most:

@@ -62,8 +62,21 @@ class OneVisionEncoder(TileEncoder):
 
     def _tokens(self, picture: Picture) -> torch.Tensor:
         """A picture's, [n, C]."""
+        if not picture.grid[1]:
+            return self._frames(picture.pixels)
         tiles = self.projector(self.tower(self.normalization.apply(picture.pixels, 1, self.dtype)))
         return torch.cat((tiles[0], self._rows(tiles[1:], picture.grid)))
+
+    def _frames(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A video's, and what ends it; frames as many at a time as the largest picture has tiles."""
+        size, side, found = -(-self.patches // 2), self.patches, list[torch.Tensor]()
+        most = 1 + max(rows * columns for rows, columns in self.shapes)
+        for first in range(0, len(pixels), most):
+            frames = pixels[first : first + most]
+            hidden = self.projector(self.tower(self.normalization.apply(frames, 1, self.dtype)))
+            laid = hidden.view(len(frames), side, side, -1).permute(0, 3, 1, 2)
+            found.append(F.interpolate(laid, (size, size), mode="bilinear").permute(0, 2, 3, 1).flatten(0, 2))
+        return torch.cat((*found, self.row_end[None]))
 
     def _rows(self, tiles: torch.Tensor, grid: Grid) -> torch.Tensor:
         """Patches [tiles, L, C] -> those of rows of the picture that show something, and what ends each row."""

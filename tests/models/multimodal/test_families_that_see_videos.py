@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from app.media.processors.llava_onevision import of_video
 from app.records.media import MediaAsk, MediaItem
 from tests.models.multimodal.test_families_that_see import words
 from tests.tiny_media import IMAGE, media_judge, normalized, picture, tiny_media_model
@@ -69,6 +70,25 @@ def judged(name: str, tokens: list[int], ask: MediaAsk, max_tokens: int) -> tupl
         assert answer[-1] not in (IMAGE, VIDEO), "another seed, please"
     assert first is not None
     return first, answer
+
+
+@pytest.mark.parametrize("frames", [3, 9])
+def test_frames_of_one_vision_are_those_of_transformers(frames: int) -> None:
+    """More of them than the largest picture has tiles, too, which are encoded in parts."""
+    directory = tiny_media_model("llava_onevision")
+    tokens, shape = words(5, 1), (frames, 3, 16, 16)
+    pixels = np.random.default_rng(frames).integers(0, 256, shape, np.uint8).tobytes()
+    grid, count = of_video(frames, 2)
+    item = MediaItem("video", blake2b(pixels, digest_size=16).digest(), len(tokens), count, grid, shape, pixels)
+    tokens = [*tokens, *[VIDEO] * count, *words(4, 2)]
+    with torch.inference_mode():
+        own = {"pixel_values_videos": normalized(item)[None]}
+        expected = media_judge(directory)(input_ids=torch.tensor([tokens]), **own, use_cache=False).logits[0]
+    for chunk in (256, 4):
+        driver = Driver(str(directory), max_model_len=256, num_blocks=64, chunk=chunk)
+        found = driver.run([Run(tokens, greedy(1), asks=(MediaAsk((item,)),))])[0].tokens
+        assert found == [int(expected[-1].argmax())]
+    torch.testing.assert_close(all_logits(driver, tokens, MediaAsk((item,))), expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
