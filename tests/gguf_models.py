@@ -59,6 +59,7 @@ def write_gguf(
     """`source` as a GGUF file; returns the judge, whose weights are those of the file."""
     judge = hf_model(source).requires_grad_(False)
     config = json.loads((source / "config.json").read_text())
+    config.setdefault("num_hidden_layers", judge.config.num_hidden_layers)  # which a pattern of layers says, too
     writer = _writer(file, architecture, shards, sum(1 for _ in judge.named_parameters()))
     values = _sizes(config, architecture) | expert_sizes(config, architecture) | state_sizes(config)
     values |= dict(metadata or {})
@@ -85,7 +86,8 @@ def write_gguf(
             number += 1
         if of_states:
             continue
-        for own, values in parts_of(name, parameter, config) or [(f"{names.get_name(module)}.{leaf}", parameter)]:
+        published = names.get_name(module) or names.get_name(module.replace("model.", "backbone.", 1))
+        for own, values in parts_of(name, parameter, config) or [(f"{published}.{leaf}", parameter)]:
             permuted = architecture in _PERMUTED and re.search(r"[qk]_proj$", module)
             heads = config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
             stored = _permuted(values, heads) if permuted else values
@@ -156,7 +158,7 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "{arch}.feed_forward_length": config["intermediate_size"],
         "{arch}.attention.head_count": config["num_attention_heads"],
         "{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        "{arch}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config["norm_eps"],
+        "{arch}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config.get("norm_eps") or 1e-5,
         "{arch}.rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10_000.0)),
     }
 

@@ -15,7 +15,12 @@ _NAMES = {
     **{"conv1d.weight": "ssm_conv1d.weight", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"},
     "in_proj_ba.weight": "ssm_ba.weight",
 }
-PLAIN = ("ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "shortconv")  # what the converter never quantizes
+_SPACE_NAMES = {
+    **{"in_proj.weight": "ssm_in.weight", "out_proj.weight": "ssm_out.weight", "A_log": "ssm_a", "D": "ssm_d"},
+    **{"conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias"},
+    "norm.weight": "ssm_norm.weight",
+}
+PLAIN = ("ssm_d", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "shortconv")  # what the converter never quantizes
 
 
 def state_tensors(
@@ -25,6 +30,9 @@ def state_tensors(
     if name.endswith(".conv.conv.weight"):
         kernel = parameter.squeeze(1)
         yield f"blk.{name.split('.')[2]}.shortconv.conv.weight", kernel, kernel.copy_
+        return
+    if "mamba_num_heads" in config:
+        yield from _space_tensors(name, parameter, config)
         return
     layer, _, part = name.partition(".layers.")[2].partition(".linear_attn.")
     if not part:
@@ -58,6 +66,22 @@ def state_tensors(
         yield _together(own, pieces)
 
 
+def _space_tensors(
+    name: str, parameter: torch.Tensor, config: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor, Restore]]:
+    """Those of Mamba2Model: vectors of heads as columns, weights of norms by groups."""
+    layer, _, part = name.partition(".layers.")[2].partition(".mixer.")
+    if part not in _SPACE_NAMES:
+        return
+    own = f"blk.{layer}.{_SPACE_NAMES[part]}"
+    if part == "A_log":
+        yield own, -parameter.exp()[:, None], lambda x: parameter.copy_((-x[:, 0]).log())
+        return
+    shape = {"D": (-1, 1), "conv1d.weight": parameter.squeeze().shape, "norm.weight": (config["n_groups"], -1)}
+    written = parameter.view(shape.get(part, parameter.shape))
+    yield own, written, lambda x: parameter.copy_(x.view(parameter.shape))
+
+
 def _tiled(x: torch.Tensor, axis: int, keys: int, each: int) -> torch.Tensor:
     """A view: of heads that lie beside those of the same key, one of each key after the other."""
     return x.unflatten(axis, (keys, each, -1)).transpose(axis, axis + 1)
@@ -85,6 +109,8 @@ def state_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         }
         dense = {"{arch}.leading_dense_block_count": config.get("num_dense_layers"), "{arch}.expert_gating_func": 2}
         return found | (dense if "num_dense_layers" in config else {})
+    if "mamba_num_heads" in config:
+        return _space_sizes(config)
     if "linear_num_key_heads" not in config:
         return {}
     rope = config.get("rope_parameters") or {}
@@ -96,4 +122,21 @@ def state_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "{arch}.ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
         "{arch}.full_attention_interval": 4,
         "{arch}.rope.dimension_count": int(config["head_dim"] * rope.get("partial_rotary_factor", 0.25)),
+    }
+
+
+def _space_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of NemotronHModel, whose counts are layer by layer."""
+    kinds = config.get("layers_block_type") or config["layer_types"]
+    marks = ["-" if kind == "mlp" else "*" if kind in ("attention", "full_attention") else "M" for kind in kinds]
+    heads, width = config["num_key_value_heads"], config["intermediate_size"]
+    return {
+        "{arch}.ssm.conv_kernel": config["conv_kernel"],
+        "{arch}.ssm.state_size": config["ssm_state_size"],
+        "{arch}.ssm.group_count": config["n_groups"],
+        "{arch}.ssm.time_step_rank": config["mamba_num_heads"],
+        "{arch}.ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "{arch}.attention.head_count_kv": [heads if mark == "*" else 0 for mark in marks],
+        "{arch}.feed_forward_length": [width if mark == "-" else 0 for mark in marks],
+        "{arch}.attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
     }

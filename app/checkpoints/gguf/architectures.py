@@ -9,6 +9,7 @@ from app.checkpoints.gguf.architecture import LAYER, Architecture
 from app.checkpoints.gguf.conv_families import CONV_FAMILIES
 from app.checkpoints.gguf.delta_families import DELTA_FAMILIES
 from app.checkpoints.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
+from app.checkpoints.gguf.space_families import SPACE_FAMILIES
 from app.errors import UnsupportedError
 
 _SANDWICH = LAYER | {
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     **EXPERT_FAMILIES,
     **DELTA_FAMILIES,
     **CONV_FAMILIES,
+    **SPACE_FAMILIES,
 }
 
 
