@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.encoder_share import EncoderShare
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
@@ -43,15 +42,9 @@ class ChunkGrants:
             if remaining > 0:
                 self._grant(request, min(remaining, plan.budget.left), remaining, plan, may_preempt=False)
 
-    def least(self, request: Request, remaining: int) -> int:
-        """Fewest tokens of the first chunk of a waiting request, of which `remaining` are to compute."""
-        begin = request.num_tokens - remaining
-        return self._encoders.least_end(request, begin) - begin
-
-    def first(self, request: Request, remaining: int, hit: PrefixHit, plan: StepPlan) -> int:
-        """Tokens of the first chunk of a request that may begin; `cut` may leave fewer."""
-        chunk = max(plan.budget.chunk(remaining), self.least(request, remaining))
-        return min(chunk, self._kv.num_slots_after_hit(hit))
+    def least(self, request: Request, computed: int) -> int:
+        """Fewest tokens of the first chunk of a waiting request, behind `computed` tokens that are there."""
+        return self._encoders.least_end(request, computed) - computed
 
     def cut(self, request: Request, begin: int, end: int) -> int:
         """The end, `end` or an earlier one, of a prompt's chunk that begins behind `begin` tokens."""

@@ -317,31 +317,35 @@ class Scheduler:
             if self.adapters is not None and not self.adapters.make_room(request, plan):
                 continue
             hit = self.kv.find_prefix(request)
-            remaining = request.num_tokens - hit.num_blocks * self.kv.block_size
+            computed = hit.num_blocks * self.kv.block_size
+            remaining = request.num_tokens - computed
             soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
             if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) <= 0:
                 passed += 1
                 continue
-            if (least := self._chunks.least(request, remaining)) > plan.budget.most:
+            if (least := self._chunks.least(request, computed)) > plan.budget.most:
                 break  # who comes later would take these tokens, step by step
-            if not self._encoders.begins(request, request.num_tokens - remaining):
+            if not self._encoders.begins(request, computed):
                 passed += 1
                 continue
-            if not self._slots.make_room(request, hit, plan) or least > max(1, self.kv.num_slots_after_hit(hit)):
+            if not self._slots.make_room(request, hit, plan):
+                break
+            if least > max(1, slots := self.kv.num_slots_after_hit(hit)):
                 break
             try:
-                self._admit(request, hit, plan)
+                self._admit(request, hit, least, slots, plan)
             except Exception as error:  # one request's trouble (I7)
                 logger.exception("request %s cannot be scheduled", request.request_id)
                 self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
 
-    def _admit(self, request: Request, hit: PrefixHit, plan: StepPlan) -> None:
-        """Give a waiting request a row and its first chunk; that may wait for what it loads, if others compute."""
+    def _admit(self, request: Request, hit: PrefixHit, least: int, slots: int, plan: StepPlan) -> None:
+        """Give a waiting request a row and its first chunk, of at least so many tokens and at most so many slots; that
+        may wait for what it loads, if others compute."""
         computed = hit.num_blocks * self.kv.block_size
         remaining = request.num_tokens - computed
         waits = hit.num_loads > 0 and plan.has_others
-        chunk = self._chunks.first(request, remaining, hit, plan)
-        room = min(remaining, self.kv.num_slots_after_hit(hit)) if waits else chunk
+        chunk = min(max(plan.budget.chunk(remaining), least), slots)
+        room = min(remaining, slots) if waits else chunk
         admitted = self.kv.admit(request, hit, computed + room)
         assert admitted
         chunk = self._chunks.cut(request, computed, computed + chunk) - computed
