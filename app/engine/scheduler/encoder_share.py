@@ -109,6 +109,9 @@ class NoItems(EncoderShare):
     def __init__(self) -> None:
         super().__init__(EncoderRules(0, 0))
 
+    def begin_plan(self) -> None:
+        """See EncoderShare."""
+
     def begins(self, request: Request, begin: int) -> bool:
         """See EncoderShare."""
         return True
