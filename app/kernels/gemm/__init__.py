@@ -66,12 +66,9 @@ class DeferredActivation:
 
 @dataclass(slots=True, frozen=True)
 class DeferredLayerNorm:
-    """Rows that the products of `LayerNormOps` layer-norm as they read them: statistics are all that is computed."""
+    """Few rows that each product of `LayerNormOps` layer-norms for itself as it reads them."""
 
     rows: torch.Tensor  # as they are, [T, K]
-    # Sums of every `columns` columns, and those of squared distances from their mean, fp32 [2, T, P].
-    moments: torch.Tensor
-    columns: int
     weight: torch.Tensor  # the norm's, [K]
     bias: torch.Tensor | None
     eps: float
