@@ -189,7 +189,7 @@ class ModelInfo:
         file."""
         path = resolve_model(model, revision, download_dir)
         read = overridden(read_object(path / "config.json"), overrides)
-        config = _text_part(_without_nulls(with_common_names(_translated(read))))
+        config = _text_part(_without_nulls(with_common_names(_thinker(_translated(read)))))
         if _architecture(config) not in WRITERS or (path / "modules.json").is_file():
             config = _encoder_alone(config)
         return cls(path, config, read_object(path / GENERATION_FILE, optional=True))
@@ -404,6 +404,16 @@ def _translated(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(translated, dict):
         raise ConfigError(f"config.json of model type {kind!r}: {MODEL_CONFIGS.plugin(kind)} gives no object")
     return translated
+
+
+def _thinker(config: dict[str, Any]) -> dict[str, Any]:
+    """The half of Qwen's models that listens and answers in text, under the name of the whole; any other as it is."""
+    half = config.get("thinker_config")
+    if not isinstance(half, Mapping):
+        return config
+    kind = half.get("model_type") or f"{config.get('model_type')}_thinker"
+    others = {name: value for name, value in config.items() if not name.endswith("_config")}
+    return {**others, **half, "architectures": config.get("architectures"), "model_type": kind}
 
 
 def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, Any]:

@@ -130,7 +130,17 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Qwen2AudioForConditionalGeneration": "app.models.multimodal.qwen2_audio:Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration": "app.models.multimodal.qwen2_vl:Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration": "app.models.multimodal.qwen2_vl:Qwen2_5_VLForConditionalGeneration",
+        "Qwen2_5OmniForConditionalGeneration": "app.models.multimodal.qwen_omni:Qwen2_5OmniForConditionalGeneration",
+        "Qwen2_5OmniModel": "app.models.multimodal.qwen_omni:Qwen2_5OmniForConditionalGeneration",  # as published
+        "Qwen2_5OmniThinkerForConditionalGeneration": (
+            "app.models.multimodal.qwen_omni:Qwen2_5OmniForConditionalGeneration"
+        ),
         "Qwen2MoeForCausalLM": "app.models.families.qwen_moe:Qwen2MoeForCausalLM",
+        "Qwen3ASRForConditionalGeneration": "app.models.multimodal.qwen3_asr:Qwen3ASRForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration": "app.models.multimodal.qwen_omni:Qwen3OmniForConditionalGeneration",
+        "Qwen3OmniMoeThinkerForConditionalGeneration": (
+            "app.models.multimodal.qwen_omni:Qwen3OmniForConditionalGeneration"
+        ),
         "Qwen3MoeForCausalLM": "app.models.families.qwen_moe:Qwen3MoeForCausalLM",
         "Qwen3NextForCausalLM": "app.models.families.qwen3_next:Qwen3NextForCausalLM",
         "Qwen3VLForConditionalGeneration": "app.models.multimodal.qwen3_vl:Qwen3VLForConditionalGeneration",

@@ -18,6 +18,8 @@ PROCESSORS = {
     "qwen3_vl_moe": "qwen_vl",
     "qwen3_5": "qwen_vl",
     "qwen3_5_moe": "qwen_vl",
+    "qwen2_5_omni_thinker": "qwen_vl",
+    "qwen3_omni_moe_thinker": "qwen_vl",
     "clip": "clip_tower",
     "siglip": "clip_tower",
     "llava": "clip",
@@ -36,19 +38,31 @@ PROCESSORS = {
 }
 # Families of processors of videos (app/media/videos) by model type.
 VIDEO_PROCESSORS = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "qwen2_vl"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), "qwen2_vl"),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen3_vl"),
     "llava_onevision": "llava_onevision",
 }
-SOUND_PROCESSORS = {"qwen2_audio": "qwen2_audio", "voxtral": "voxtral"}
+# Families of processors of sounds (app/media/audio) by model type.
+SOUND_PROCESSORS = {
+    "qwen2_audio": "qwen2_audio",
+    "voxtral": "voxtral",
+    "gemma4": "gemma4",
+    "qwen2_5_omni_thinker": "qwen2_5_omni",
+    "qwen3_omni_moe_thinker": "qwen3_omni",
+    **dict.fromkeys(("qwen3_asr", "qwen3_asr_thinker"), "qwen3_asr"),
+}
 _AUDIO_FIELDS, _VIDEO_FIELDS = ("audio_token_id", "audio_token_index"), ("video_token_id", "video_token_index")
-_DEFAULT_AUDIO_IDS = {"qwen2_audio": 151_646, "voxtral": 24}
+_DEFAULT_AUDIO_IDS = {
+    **dict.fromkeys(("qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_646),
+    **{"voxtral": 24, "gemma4": 258_881, "qwen3_asr": 151_676, "qwen3_asr_thinker": 151_676},
+}
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index")
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_655),
     **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
 }
 

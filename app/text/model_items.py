@@ -67,7 +67,7 @@ class ModelItems:
         settings = family.settings_of(own, model.hf_config)
         for name, (field, default) in family.tokens.items():
             settings[name] = tokenizer.id_to_token(int(model.hf_config.get(field) or default))
-        if kind == "video" and None in settings.values():
+        if kind != "image" and None in settings.values():
             return None
         mine = {name: value for name, value in given.items() if name in family.options}
         items = cls(kind, info, {**settings, **mine, "placeholder": placeholder}, tokenizer, max_items)

@@ -1,4 +1,4 @@
-"""Models that hear sounds in their prompts: the tokens, templates and extractors of Qwen2-Audio and Voxtral, with
+"""Models that hear sounds in their prompts: the tokens, templates and extractors of the families, with
 everything but weights, and a tokenizer that fits tiny random ones."""
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from app.text.model_media import ModelMedia
 from app.text.served_model import ServedModel
 from tests.api.conftest import served
 
-SOUND = 300  # the placeholder of every tiny model
-MARKS = {"qwen2_audio": ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), "voxtral": ("[AUDIO]", "[BEGIN_AUDIO]", "")}
+SOUND = 306  # the placeholder of every tiny model
+_PAD = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+MARKS = {
+    **dict.fromkeys(("qwen2_audio", "qwen2_5_omni"), ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")),
+    **{"voxtral": ("[AUDIO]", "[BEGIN_AUDIO]", ""), "qwen3_asr": _PAD, "qwen3_omni": _PAD},
+    "gemma4": ("<|audio|>", "<|audio>", "<audio|>"),
+}
+BARE = ("gemma4",)  # whose templates write the placeholder alone
 TEMPLATE = """{%- for m in messages %}<|im_start|>{{ m.role }}
 {% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'audio' -%}
 BEGINSOUNDEND{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
@@ -28,7 +34,7 @@ BEGINSOUNDEND{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end
 def place_of(name: str) -> str:
     """What the family's template writes where a sound goes."""
     sound, begin, end = MARKS[name]
-    return f"{begin}{sound}{end}"
+    return sound if name in BARE else f"{begin}{sound}{end}"
 
 
 def write_talk(path: Path, name: str, extractor: dict[str, Any]) -> None:
@@ -42,8 +48,7 @@ def write_talk(path: Path, name: str, extractor: dict[str, Any]) -> None:
     assert backend.token_to_id(own[0]) == SOUND
     backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    sound, begin, end = MARKS[name]
-    (path / "chat_template.jinja").write_text(TEMPLATE.replace("BEGINSOUNDEND", begin + sound + end))
+    (path / "chat_template.jinja").write_text(TEMPLATE.replace("BEGINSOUNDEND", place_of(name)))
     (path / "preprocessor_config.json").write_text(json.dumps(extractor))
 
 

@@ -9,28 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
+from transformers import Gemma4AudioFeatureExtractor, Qwen3ASRFeatureExtractor, WhisperFeatureExtractor
 
 from app import LLM, SamplingParams
 from app.errors import InvalidRequestError, UnsupportedError
+from app.records.media import MediaItem
 from tests.media.audio.sounds import RATE, file_of, noise, whole_numbers
 from tests.media.pictures import picture
 from tests.media.sound_model import place_of, write_talk
-from tests.models.multimodal.test_families_that_hear import CONFIGS, MELS, POSITIONS, judge_of, model_of
+from tests.tiny_hearing import MELS, POSITIONS, hearing_model, judge_of, told
 
 TOKENS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 WINDOW = 2 * POSITIONS * 160  # samples
+FAMILIES = ["qwen2_audio", "voxtral", "qwen2_5_omni", "qwen3_asr", "gemma4"]
 
 
-@pytest.fixture(scope="module", params=list(CONFIGS))
+@pytest.fixture(scope="module", params=FAMILIES)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """A tiny model that listens, with a tokenizer, a chat template and the settings of its extractor."""
     path = tmp_path_factory.mktemp(request.param) / request.param
     path.mkdir()
-    for file in model_of(request.param).iterdir():
+    for file in hearing_model(request.param).iterdir():
         (path / file.name).symlink_to(file)
-    write_talk(path, request.param, {"feature_size": MELS})
+    write_talk(path, request.param, {"feature_size": MELS, **EXTRACTORS.get(request.param, {})})
     with LLM(str(path), device="cpu", num_threads=1, max_model_len=256, max_num_seqs=4, num_blocks=64) as llm:
         yield llm
 
@@ -39,20 +41,40 @@ def name_of(llm: LLM) -> str:
     return Path(llm._model.info.directory).name
 
 
+EXTRACTORS = {"qwen2_5_omni": {"chunk_length": 2}}
+
+
+def heard(name: str, samples: np.ndarray) -> MediaItem:
+    """A sound as transformers' extractors prepare it, alone."""
+    options: dict[str, Any] = {"return_attention_mask": True, "return_tensors": "np"}
+    if name == "voxtral":
+        options |= {"padding": True, "truncation": False, "pad_to_multiple_of": WINDOW}
+        whole = WhisperFeatureExtractor(feature_size=MELS)(samples, sampling_rate=RATE, **options).input_features[0]
+        values = whole.reshape(MELS, -1, 2 * POSITIONS).transpose(1, 0, 2)
+        return item(values, (len(values), 1, 2 * POSITIONS))
+    if name == "gemma4":
+        found = Gemma4AudioFeatureExtractor(feature_size=MELS)([samples])
+        count = int(found["input_features_mask"][0].sum())
+        return item(found["input_features"][0][:count].T, (1, 1, count))
+    if name == "qwen3_asr":
+        given = Qwen3ASRFeatureExtractor(feature_size=MELS)(samples, sampling_rate=RATE, padding=True, **options)
+    else:
+        options |= {"padding": "max_length", **({"max_length": WINDOW} if name == "qwen2_audio" else {})}
+        judge = WhisperFeatureExtractor(feature_size=MELS, **EXTRACTORS.get(name, {}))
+        given = judge(samples, sampling_rate=RATE, **options)
+    count = int(given["attention_mask"].sum())
+    kept = given["input_features"][0] if name == "qwen2_audio" else given["input_features"][0][:, :count]
+    return item(kept, (1, 1, count))
+
+
+def item(values: np.ndarray, grid: tuple[int, int, int]) -> MediaItem:
+    return MediaItem("audio", b"", 0, 1, grid, values.shape, np.ascontiguousarray(values, "<f4").tobytes())
+
+
 def judged(name: str, ids: list[int], waves: list[np.ndarray]) -> list[int]:
     """transformers' greedy continuation, each token from the whole text, of what its extractor makes of the sounds."""
-    judge = WhisperFeatureExtractor(feature_size=MELS)
-    samples = [whole_numbers(wave[:, 0]).astype(np.float32) / 32_768 for wave in waves]
-    seen: dict[str, torch.Tensor] = {}
-    if name == "voxtral":
-        options: dict[str, Any] = {"padding": True, "truncation": False, "pad_to_multiple_of": WINDOW}
-        whole = [judge(one, sampling_rate=RATE, return_tensors="pt", **options).input_features for one in samples]
-        apart = [one.reshape(MELS, -1, 2 * POSITIONS).transpose(0, 1) for one in whole]
-        seen["input_features"] = torch.cat(apart)
-    else:
-        options = {"padding": "max_length", "max_length": WINDOW, "return_attention_mask": True}
-        found = judge(samples, sampling_rate=RATE, return_tensors="pt", **options)
-        seen = {"input_features": found.input_features, "feature_attention_mask": found.attention_mask}
+    items = [heard(name, whole_numbers(wave[:, 0]).astype(np.float32) / 32_768) for wave in waves]
+    seen = told(name, items)
     answer: list[int] = []
     for _ in range(TOKENS):
         given = torch.tensor([ids + answer])
@@ -102,5 +124,6 @@ def test_wrong_forms(llm: LLM) -> None:
     for prompt, says in wrong:
         with pytest.raises(InvalidRequestError, match=says):
             llm.generate(prompt, use_tqdm=False)
-    with pytest.raises(UnsupportedError, match="takes sounds; it takes no pictures"):
-        llm.generate({"prompt": place, "multi_modal_data": {"image": picture()}}, use_tqdm=False)
+    if name_of(llm) in ("qwen2_audio", "voxtral", "qwen3_asr"):
+        with pytest.raises(UnsupportedError, match="takes sounds; it takes no pictures"):
+            llm.generate({"prompt": place, "multi_modal_data": {"image": picture()}}, use_tqdm=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.checkpoints.fields.kinds import FLAG, TEXT, Kind, whole
+from app.checkpoints.fields.kinds import FLAG, TEXT, Kind, number, several, whole
 
 _SIZE, _LAYERS = whole(1, 1 << 16), whole(1, 1 << 10)
 
@@ -12,7 +12,15 @@ SOUND_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("d_model", "hidden_size", "encoder_ffn_dim", "intermediate_size"), _SIZE),
     **dict.fromkeys(("encoder_layers", "num_hidden_layers", "encoder_attention_heads"), _LAYERS),
     **dict.fromkeys(("num_attention_heads", "num_mel_bins"), _LAYERS),
-    "max_source_positions": _SIZE,
+    **dict.fromkeys(("max_source_positions", "output_dim", "downsample_hidden_size", "n_window_infer"), _SIZE),
+    "n_window": whole(1, 1 << 12),
     **dict.fromkeys(("activation_function", "projector_hidden_act", "model_type"), TEXT),
     "scale_embedding": FLAG,
+    # Fields of Gemma 4.
+    "subsampling_conv_channels": several(whole(4, 1 << 12), 2, 2),
+    **dict.fromkeys(("conv_kernel_size", "attention_chunk_size"), whole(1, 1 << 8)),
+    **{"attention_context_left": whole(2, 1 << 8), "attention_context_right": whole(0, 1 << 8)},
+    **dict.fromkeys(("attention_logit_cap", "gradient_clipping"), number(above=0, most=1e38)),
+    **{"residual_weight": number(0, 1e3), "rms_norm_eps": number(above=0, most=1)},
+    **{"use_clipped_linears": FLAG, "hidden_act": TEXT, "output_proj_dims": _SIZE},
 }

@@ -36,4 +36,5 @@ JOINT_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("scale_factor", "spatial_merge_size"), whole(1, 16)),
     "downsample_ratio": number(above=0.06, most=1),
     "mm_tokens_per_image": _SIZE,
+    "position_id_per_seconds": number(above=0, most=1e4),
 }

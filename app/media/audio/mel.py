@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
+from app.media.audio.features import Doubles, FeatureSettings, Floats
+
 _BLOCK = 3_000  # frames that are computed at once
 _LEAST = 1e-10  # power that counts as silence
 _RANGE = 8.0  # decades below the loudest that are told apart
@@ -22,15 +21,18 @@ _LINEAR_HZ, _LINEAR_MEL = 1_000.0, 15.0  # up to here mel is linear, three of th
 _LOG_STEP = np.log(6.4) / 27.0
 
 
-@dataclass(slots=True, frozen=True)
-class MelSettings:
+@dataclass(frozen=True)
+class MelSettings(FeatureSettings):
     """One checkpoint's extractor."""
 
+    maker = "mel"
     rate: int = 16_000
     num_mels: int = 80
     num_frames: int = 3_000  # of a whole piece
     fft: int = 400
     hop: int = 160
+    # Samples: fewer have silence behind them, more are all heard. None: those of a whole piece, and more are cut.
+    least: int | None = None
 
     @property
     def num_samples(self) -> int:
@@ -53,15 +55,18 @@ class MelFeatures:
     def __init__(self, settings: MelSettings) -> None:
         self._settings = settings
 
+    @classmethod
+    def of_json(cls, settings: dict[str, Any]) -> MelFeatures:
+        """The maker for settings as MelSettings writes them."""
+        return cls(MelSettings(**settings))
+
     def of(self, samples: Floats) -> Floats:
         """[num_mels, num_frames] of a piece's samples; what is missing to a whole piece is silence, what is more is
         cut."""
-        own = self._settings
-        given = samples[: own.num_samples].astype(np.float64)
-        whole = np.zeros(own.num_samples + own.fft)
-        half = own.fft // 2
-        whole[half : half + len(given)] = given
-        padded = np.pad(whole[half : half + own.num_samples], half, mode="reflect")
+        own, half = self._settings, self._settings.fft // 2
+        is_cut, least = own.least is None, own.num_samples if own.least is None else own.least
+        given = samples[: own.num_samples if is_cut else None].astype(np.float64)
+        padded = np.pad(np.pad(given, (0, max(0, least - len(given)))), half, mode="reflect")
         num_heard = min(own.num_frames, -(-(len(given) + half) // own.hop) + 1)  # the frames behind are silent
         frames = np.lib.stride_tricks.sliding_window_view(padded, own.fft)[:: own.hop][:num_heard]
         logs = np.full((own.num_frames, own.num_mels), np.log10(_LEAST))

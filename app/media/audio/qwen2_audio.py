@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from app.errors import InvalidRequestError
-from app.media.audio.mel import Floats
-from app.media.audio.sound_processor import SoundProcessor
+from app.media.audio.features import Floats
+from app.media.audio.sound_processor import WhisperProcessor
 from app.media.processors.base import Layout
 
 
-class Qwen2AudioProcessor(SoundProcessor):
+class Qwen2AudioProcessor(WhisperProcessor):
     """A token is the mean of two of the encoder's positions, each of which is two frames."""
 
     def max_s(self, num_tokens: int) -> float:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError
+from app.media.audio.features import FeatureSettings
 from app.media.audio.kinds import kind_of
-from app.media.audio.mel import MelSettings
 from app.media.audio.sound import Piece, Sound
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.picture import Picture, digest_of
@@ -46,13 +45,13 @@ class SoundReader:
         answer = _ask(self._decoding, job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
         return Sound(np.frombuffer(answer, "<i2"), rate)
 
-    def features(self, piece: Piece, settings: MelSettings) -> bytes:
+    def features(self, piece: Piece, settings: FeatureSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
-        job = {"do": "hear", "settings": settings.as_json()}
+        job = {"do": "hear", "maker": settings.maker, "settings": settings.as_json()}
         num_pieces = -(-settings.num_frames // _PIECE_FRAMES)
         return bytes(_ask(self._hearing, job, piece.samples.tobytes(), HEARING_S * num_pieces))
 
-    def digest(self, piece: Piece, settings: MelSettings, tenant: str = "") -> bytes:
+    def digest(self, piece: Piece, settings: FeatureSettings, tenant: str = "") -> bytes:
         """A piece's identity: whose it is, how it is heard, and its samples."""
         heard = json.dumps(settings.as_json(), sort_keys=True).encode()
         return digest_of(self._key, [b"audio", tenant.encode(), heard, piece.samples.tobytes()])
@@ -60,10 +59,9 @@ class SoundReader:
     def read(self, data: bytes, processor: SoundProcessor, max_s: float, asked: Sequence[bytes]) -> Picture:
         """The sound in a file, as a processor prepares it; `asked`: all beside its samples that is its identity. Errors
         as those of `decode`."""
-        mel = processor.mel
-        sound = self.decode(data, mel.rate, max_s)
+        sound = self.decode(data, processor.rate, max_s)
         layout = processor.layout(len(sound.samples))
-        whole = replace(mel, num_frames=mel.num_frames * layout.grid[0])
+        whole = processor.heard(layout)
         heard = self.features(Piece(sound.samples, 0.0, sound.seconds), whole)
         features = processor.windows(np.frombuffer(heard, "<f4").reshape(whole.num_mels, whole.num_frames))
         digest = digest_of(self._key, [b"audio", *asked, sound.samples.tobytes()])

@@ -18,7 +18,7 @@ import numpy as np
 
 from app.limited_process import allow, serve
 from app.media.audio.decoding import DecodingError, SoundBounds, decode
-from app.media.audio.mel import MelFeatures, MelSettings
+from app.media.audio.features import FEATURES, Features
 
 MAX_OPEN_FILES = 64
 HEAD_BYTES = 512
@@ -52,12 +52,14 @@ def _decoded(job: dict[str, Any], data: bytes) -> bytearray:
 
 def _heard(job: dict[str, Any], data: bytes) -> bytes:
     samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32_768)
-    return _head({}) + _features(**job["settings"]).of(samples).tobytes()
+    made = _features(job["maker"], json.dumps(job["settings"], sort_keys=True)).of(samples)
+    return _head({}) + np.ascontiguousarray(made, "<f4").tobytes()
 
 
 @lru_cache(maxsize=8)
-def _features(**settings: int) -> MelFeatures:
-    return MelFeatures(MelSettings(**settings))
+def _features(maker: str, settings: str) -> Features:
+    made: Features = FEATURES.load(maker).of_json(json.loads(settings))
+    return made
 
 
 def _head(said: dict[str, Any]) -> bytes:

@@ -1,13 +1,16 @@
-"""The contract of processors of sounds: how many tokens one is, and what the model's encoder reads of it."""
+"""The contract of processors of sounds: how many tokens one is, and what the model's encoder reads of it; and what
+those of Whisper's features have in common."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from app.checkpoints.fields.kinds import check, whole
-from app.media.audio.mel import Floats, MelSettings
+from app.media.audio.features import FeatureSettings, Floats
+from app.media.audio.mel import MelSettings
 from app.media.processors.base import Layout, MediaProcessor, agree
 
 _WIDTH = whole(1, 1 << 14)
@@ -22,6 +25,31 @@ _EARS = {"num_mel_bins": _WIDTH, "max_source_positions": _WIDTH}
 
 
 class SoundProcessor(MediaProcessor):
+    """That of sounds."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> int:
+        """Samples a second of what it hears."""
+
+    @abstractmethod
+    def max_s(self, num_tokens: int) -> float:
+        """Seconds of the longest sound that the model takes and that has at most so many tokens."""
+
+    @abstractmethod
+    def layout(self, num_samples: int) -> Layout:
+        """Lays out a sound of so many samples; InvalidRequestError for one that the model does not take."""
+
+    @abstractmethod
+    def heard(self, layout: Layout) -> FeatureSettings:
+        """Says how features of a whole sound are made."""
+
+    @abstractmethod
+    def windows(self, features: Floats) -> Floats:
+        """The features that the encoder reads, in its own order, of those [mels, frames] of all of the sound."""
+
+
+class WhisperProcessor(SoundProcessor):
     """That of Whisper's features, of which the encoder reads windows of one length."""
 
     @classmethod
@@ -48,14 +76,11 @@ class SoundProcessor(MediaProcessor):
         """Says how a window is heard."""
         return MelSettings(**self.settings["mel"])
 
-    @abstractmethod
-    def max_s(self, num_tokens: int) -> float:
-        """Seconds of the longest sound that the model takes and that has at most so many tokens."""
+    @property
+    def rate(self) -> int:
+        """See SoundProcessor."""
+        return self.mel.rate
 
-    @abstractmethod
-    def layout(self, num_samples: int) -> Layout:
-        """Lays out a sound of so many samples; InvalidRequestError for one that the model does not take."""
-
-    @abstractmethod
-    def windows(self, features: Floats) -> Floats:
-        """The features that the encoder reads, in its own order, of those [mels, frames] of all windows."""
+    def heard(self, layout: Layout) -> FeatureSettings:
+        """See SoundProcessor."""
+        return replace(self.mel, num_frames=self.mel.num_frames * layout.grid[0])

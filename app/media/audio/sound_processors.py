@@ -8,7 +8,11 @@ from app.registry import Registry
 SOUND_PROCESSORS: Registry[type[SoundProcessor]] = Registry(
     "sound processor",
     {
+        "gemma4": "app.media.audio.gemma:Gemma4Sounds",
+        "qwen2_5_omni": "app.media.audio.qwen_omni:Qwen2_5OmniSounds",
         "qwen2_audio": "app.media.audio.qwen2_audio:Qwen2AudioProcessor",
+        "qwen3_asr": "app.media.audio.qwen_omni:Qwen3AsrSounds",
+        "qwen3_omni": "app.media.audio.qwen_omni:Qwen3OmniSounds",
         "voxtral": "app.media.audio.voxtral:VoxtralProcessor",
     },
 )

@@ -9,14 +9,14 @@ import numpy as np
 
 from app.checkpoints.fields.kinds import check, whole
 from app.errors import CheckpointError
-from app.media.audio.mel import Floats
-from app.media.audio.sound_processor import SoundProcessor
+from app.media.audio.features import Floats
+from app.media.audio.sound_processor import WhisperProcessor
 from app.media.processors.base import Layout
 
 _SIZE = whole(1, 1 << 20)
 
 
-class VoxtralProcessor(SoundProcessor):
+class VoxtralProcessor(WhisperProcessor):
     """Positions of a window stand side by side in groups, as many as make a token's width."""
 
     @classmethod

@@ -83,14 +83,14 @@ class SeeingModel(EngineModel):
     positions_by_time: bool = False  # what follows a video goes on behind its last second, where that is furthest
     media: MediaInfo | None  # None: text alone
     encoder: MediaEncoder | None  # where this stage needs its output
-    ears: MediaEncoder | None = None  # of a model that sees and hears: what hears for it
+    ears: MediaEncoder | None  # of a model that sees and hears: what hears for it
     model: Decoder
     decoder_settings: DecoderSettings
 
     def see(self, ctx: BuildContext, info: ModelInfo, encoder_of: EncoderOf) -> None:
         """Build the encoders that config.json describes; once the text is there."""
         self.media = MediaInfo.of(info)
-        self.encoder = None
+        self.encoder = self.ears = None
         # Every stage knows the names of its tensors; a tuple, so that it is no part of a model without memory for it.
         self._described = () if self.media is None else (encoder_of(ctx, info),)
         first = ctx.stage_layers.start if ctx.stage_layers is not None else 0

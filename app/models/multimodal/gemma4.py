@@ -1,5 +1,5 @@
-"""Gemma 4 with pictures: patches of any shape that rotate by column and row, pooled in squares; in the larger models
-the tokens of a picture see each other in layers with a window."""
+"""Gemma 4 with pictures and sounds: patches of any shape that rotate by column and row, pooled in squares; in the
+larger models the tokens of a picture see each other in layers with a window."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from app.layers.replicated import ReplicatedLinear
 from app.layers.weight import REPLICATED, Weight
 from app.models.families.gemma4 import Gemma4ForCausalLM
 from app.models.multimodal.base import MediaEncoder, MediaModel, Picture
+from app.models.multimodal.clipped_linear import BOUNDS, ClippedLinear
+from app.models.multimodal.gemma_sound import Gemma4Ears
 from app.models.multimodal.vision_config import HALF, Normalization, VisionConfig
 from app.models.multimodal.vision_layers import PatchEmbedding, Span, patches_of
 
@@ -34,31 +36,7 @@ GEMMA4 = {
     **{"pooling_kernel_size": 3, "patch_size": 16, "position_embedding_size": 10_240},
 }
 THETA = 100.0
-BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 Grid = tuple[int, int, int]
-
-
-class ClippedLinear(Layer):
-    """A product of numbers within bounds, whose results are kept within bounds; or a plain one."""
-
-    def __init__(self, ctx: BuildContext, inputs: int, outputs: int, is_clipped: bool) -> None:
-        super().__init__()
-        self.linear = ReplicatedLinear(ctx, inputs, outputs, bias=False)
-        self.is_clipped = is_clipped
-        for name in BOUNDS if is_clipped else ():
-            setattr(self, name, Weight(torch.empty(1, dtype=ctx.dtype), REPLICATED))
-
-    input_min: Weight
-    input_max: Weight
-    output_min: Weight
-    output_max: Weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, inputs] -> [T, outputs]."""
-        if not self.is_clipped:
-            return self.linear(x)  # type: ignore[no-any-return]
-        product: torch.Tensor = self.linear(x.clamp(self.input_min, self.input_max))
-        return product.clamp(self.output_min, self.output_max)
 
 
 class Gemma4Block(Layer):
@@ -180,7 +158,7 @@ class Gemma4Encoder(MediaEncoder):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See MediaEncoder; bounds are stored as numbers, not as tensors of one. What hears is left out."""
-        if name.startswith("audio_tower."):
+        if name.startswith(("audio_tower.", "embed_audio.")):
             return
         for own, stored in super().own_tensors(name, tensor):
             yield own, stored.reshaped(1) if own.endswith(BOUNDS) else stored
@@ -204,3 +182,8 @@ class Gemma4ForConditionalGeneration(MediaModel, Gemma4ForCausalLM):
     def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
         """See MediaModel."""
         return Gemma4Encoder(ctx, info)
+
+    @classmethod
+    def ears_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder | None:
+        """See SeeingModel; the larger ones hear nothing."""
+        return Gemma4Ears(ctx, info) if isinstance(info.hf_config.get("audio_config"), dict) else None

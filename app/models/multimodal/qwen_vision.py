@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.names import Rule
 from app.errors import CheckpointError
 from app.kernels.attention.encoder import EncoderPlan, plan_encoder
 from app.layers.context import BuildContext
@@ -28,6 +29,7 @@ from app.models.multimodal.vision_layers import (
     PatchEmbedding,
     PlainBlock,
     Span,
+    VisionAttention,
     VisionBlock,
 )
 from app.records.media_info import MediaInfo
@@ -36,6 +38,8 @@ from app.records.sized_cache import SizedCache
 EPS = 1e-6
 COMMON = {"temporal_patch_size": 2, "spatial_merge_size": 2, "num_heads": 16}
 QWEN3 = {"hidden_act": "gelu_pytorch_tanh", "num_position_embeddings": 2304, "patch_size": 16}
+# Kinds of models whose encoder another kind has.
+_AS = {"qwen2_5_omni_thinker": "qwen2_5_vl", "qwen3_omni_moe_thinker": "qwen3_vl_moe"}
 WITH_DEEP = ("qwen3_vl", "qwen3_vl_moe")
 OLDER = {
     "qwen2_vl": {"hidden_act": "quick_gelu", "mlp_ratio": 4, "embed_dim": 1280, "depth": 32, "patch_size": 14},
@@ -248,7 +252,7 @@ class QwenVision(GridVision):
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        kind = str(info.hf_config["model_type"])
+        kind = _AS.get(str(info.hf_config["model_type"]), str(info.hf_config["model_type"]))
         v = VisionConfig(info, {**COMMON, **OLDER.get(kind, QWEN3)})
         is_second, is_windowed = kind == "qwen2_vl", kind == "qwen2_5_vl"
         size = v.whole("embed_dim", "hidden_size") if is_second else v.whole("hidden_size")
@@ -277,7 +281,7 @@ class QwenVision(GridVision):
             return GatedBlock(ctx, size, inner, act, bias=True) if is_windowed else PlainBlock(ctx, size, inner, act)
 
         self.blocks = nn.ModuleList(
-            VisionBlock((norm(size), norm(size)), FusedAttention(ctx, size, heads), mlp()) for _ in range(depth)
+            VisionBlock((norm(size), norm(size)), self.attention(ctx, size, heads), mlp()) for _ in range(depth)
         )
         merged = size * self.merge**2
         self.merger = PatchMerger(ctx, norm(size), size, merged, out, norms_merged=False)
@@ -285,16 +289,24 @@ class QwenVision(GridVision):
             PatchMerger(ctx, norm(merged), size, merged, out, norms_merged=True) for _ in self.deep_layers
         )
 
-    rules = (
+    attention: ClassVar[type[FusedAttention | VisionAttention]] = FusedAttention
+    rules: ClassVar[Sequence[Rule]] = (
         (r"^visual\.", ""),
         (r"^patch_embed\.proj\.", "patch_embed."),
         (r"\.linear_fc", ".fc"),
-        (r"^deepstack_merger_list\.", "deep_mergers."),
+        (r"^(deepstack_)?merger_list\.", "deep_mergers."),
         (r"^(merger|deep_mergers\.\d+)\.ln_q\.", r"\1.norm."),
         (r"^(merger|deep_mergers\.\d+)\.mlp\.0\.", r"\1.mlp.fc1."),
         (r"^(merger|deep_mergers\.\d+)\.mlp\.2\.", r"\1.mlp.fc2."),
         (r"^(merger|deep_mergers\.\d+)\.fc", r"\1.mlp.fc"),
     )
+
+
+class ApartVision(QwenVision):
+    """The same with products of their own for queries, keys and values: Qwen2.5-Omni's."""
+
+    attention = VisionAttention
+    rules = (*QwenVision.rules, (r"\.attn\.([qkv])\.", r".attn.\1_proj."), (r"\.attn\.proj\.", ".attn.o_proj."))
 
 
 def heads_of(size: int, num_heads: int, info: ModelInfo) -> int:

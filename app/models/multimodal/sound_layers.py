@@ -95,16 +95,7 @@ class SoundTower(Layer):
         self.conv2 = FrameConvolution(ctx, size, size, 2)
         self.act = activation("gelu")
         self.embed_positions = ReplicatedTable(ctx, s.num_positions, size)
-        self.layers = nn.ModuleDict(
-            {
-                str(index): VisionBlock(
-                    (LayerNorm(ctx, size, EPS), LayerNorm(ctx, size, EPS)),
-                    VisionAttention(ctx, size, s.num_heads),
-                    PlainBlock(ctx, size, s.inner, s.act),
-                )
-                for index in range(s.num_layers)
-            }
-        )
+        self.layers = sound_blocks(ctx, s)
         self.layer_norm = LayerNorm(ctx, size, EPS)
         self.dtype = ctx.dtype
 
@@ -125,6 +116,20 @@ class SoundTower(Layer):
     def _means(self, x: torch.Tensor) -> torch.Tensor:
         whole = len(x) // self.pooled
         return x[: whole * self.pooled].view(whole, self.pooled, -1).mean(1)
+
+
+def sound_blocks(ctx: BuildContext, s: SoundSettings) -> nn.ModuleDict:
+    """The layers of a tower, by their numbers."""
+    return nn.ModuleDict(
+        {
+            str(index): VisionBlock(
+                (LayerNorm(ctx, s.size, EPS), LayerNorm(ctx, s.size, EPS)),
+                VisionAttention(ctx, s.size, s.num_heads),
+                PlainBlock(ctx, s.size, s.inner, s.act),
+            )
+            for index in range(s.num_layers)
+        }
+    )
 
 
 def with_key_bias(name: str, tensor: StoredTensor) -> list[tuple[str, StoredTensor]]:

@@ -12,10 +12,10 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from tests import tiny_hearing as hear
 from tests.engine import test_pictures
 from tests.engine.core_driver import KEY, run
 from tests.engine.test_sounds import ASKED, answers, request
-from tests.models.multimodal import test_families_that_hear as hear
 from tests.tiny_sounds import noise, tiny_whisper
 
 pytestmark = [
@@ -44,11 +44,13 @@ def test_whisper(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 256])
-@pytest.mark.parametrize("name", hear.CONFIGS)
+@pytest.mark.parametrize("name", hear.HEARING)
 def test_decoders_that_listen(name: str, chunk: int) -> None:
-    core = core_of(str(hear.model_of(name)), max_model_len=256, max_num_batched_tokens=chunk)
+    core = core_of(str(hear.hearing_model(name)), max_model_len=256, max_num_batched_tokens=chunk)
     try:
-        asked = [test_pictures.request(i, *hear.prompt_of(name, parts)) for i, parts in enumerate(hear.PROMPTS[name])]
+        asked = [
+            test_pictures.request(i, *hear.prompt_of(name, parts)) for i, parts in enumerate(hear.prompts_of(name))
+        ]
         found = run(core, asked).tokens
         assert [found[f"r{i}"] for i in range(len(asked))] == [hear.judged(name, i)[1] for i in range(len(asked))]
     finally:
