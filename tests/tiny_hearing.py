@@ -18,6 +18,7 @@ import torch
 from transformers import (
     AutoConfig,
     Gemma4ForConditionalGeneration,
+    Phi4MultimodalForCausalLM,
     PreTrainedModel,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2AudioForConditionalGeneration,
@@ -48,6 +49,7 @@ class Hearing:
     sizes: tuple[int, int, int, int]  # of sounds in prompts: a usual one, a short one, an odd one, a long one
     sees: str = ""  # one of the tiny models that see, whose pictures it takes too
     attention: str = "eager"
+    is_apart: bool = False  # transformers' sounds beside others see what fills them up
 
 
 def values_of(item: MediaItem) -> torch.Tensor:
@@ -91,6 +93,16 @@ def _gemma4_layout(frames: int) -> Sized:
     return (MELS, frames), (1, 1, frames), ((frames + 1) // 2 + 1) // 2
 
 
+def _phi4(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    (item,) = items
+    sizes = torch.tensor([item.length])
+    return {"audio_input_features": values_of(item).T[None].contiguous(), "audio_embed_sizes": sizes}
+
+
+def _phi4_layout(frames: int) -> Sized:
+    return (MELS, frames), (1, 1, frames), -(-frames // 8)
+
+
 def _qwen2_audio_layout(frames: int) -> Sized:
     return (MELS, 2 * POSITIONS), (1, 1, frames), ((frames - 1) // 2 + 1) // 2
 
@@ -129,7 +141,21 @@ GEMMA4_EARS = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [MELS, 6]},
     **{"output_proj_dims": 40, "attention_chunk_size": 6, "attention_context_left": 7, "gradient_clipping": 3.0},
 }
+PHI4_EARS = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2, "input_size": MELS},
+    **{"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 8, "kernel_size": 3},
+    **{"bias_max_distance": 6, "audio_token_id": SOUND},
+}
 HEARING: dict[str, Hearing] = {
+    "phi4": Hearing(
+        Phi4MultimodalForCausalLM,
+        "phi4_multimodal",
+        {**MODELS["phi4_multimodal"].config, "audio_config": PHI4_EARS},
+        _phi4_layout,
+        _phi4,
+        (40, 3, 57, 201),
+        is_apart=True,
+    ),
     "gemma4": Hearing(
         Gemma4ForConditionalGeneration,
         "gemma4",
@@ -282,6 +308,8 @@ def prompts_of(name: str) -> list[list[Any]]:
         [words(2, 6), (usual, 1), words(3, 7)],
         [words(1, 8), (long, 4), words(2, 9)],
     ]
+    if HEARING[name].is_apart:
+        prompts[1] = [(short, 2), words(9, 4)]
     if HEARING[name].sees:
         prompts += [[words(3, 1), (4, 6, 1), words(2, 2), (usual, 1), words(2, 3)], [(6, 4, 2), (4, 4, 3), words(3, 4)]]
     return prompts

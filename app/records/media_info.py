@@ -47,6 +47,7 @@ SOUND_PROCESSORS = {
     "qwen2_audio": "qwen2_audio",
     "voxtral": "voxtral",
     "gemma4": "gemma4",
+    "phi4_multimodal": "phi4",
     "qwen2_5_omni_thinker": "qwen2_5_omni",
     "qwen3_omni_moe_thinker": "qwen3_omni",
     **dict.fromkeys(("qwen3_asr", "qwen3_asr_thinker"), "qwen3_asr"),
@@ -54,7 +55,8 @@ SOUND_PROCESSORS = {
 _AUDIO_FIELDS, _VIDEO_FIELDS = ("audio_token_id", "audio_token_index"), ("video_token_id", "video_token_index")
 _DEFAULT_AUDIO_IDS = {
     **dict.fromkeys(("qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_646),
-    **{"voxtral": 24, "gemma4": 258_881, "qwen3_asr": 151_676, "qwen3_asr_thinker": 151_676},
+    **{"voxtral": 24, "gemma4": 258_881, "phi4_multimodal": 200_011},
+    **dict.fromkeys(("qwen3_asr", "qwen3_asr_thinker"), 151_676),
 }
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
@@ -82,6 +84,7 @@ class MediaInfo:
     is_alone: bool = False  # a prompt is a picture or a text
     video_processor: str = ""  # the family that prepares videos; none where there is no token for them
     sound_processor: str = ""  # likewise for sounds
+    one_kind: bool = False  # a prompt holds pictures or sounds, not both
 
     @property
     def families(self) -> dict[MediaKind, str]:
@@ -103,14 +106,20 @@ class MediaInfo:
         seen, heard = _seen(hf, kind), _heard(hf, kind)
         if seen is None or heard is None:
             return seen or heard
-        return replace(seen, audio_token_id=heard.audio_token_id, sound_processor=heard.sound_processor)
+        return replace(
+            seen,
+            audio_token_id=heard.audio_token_id,
+            sound_processor=heard.sound_processor,
+            one_kind=kind == "phi4_multimodal",  # whose sounds beside pictures are projected in another way
+        )
 
 
 def _heard(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
     """Sounds alone."""
     if kind not in SOUND_PROCESSORS or not isinstance(hf.get("audio_config"), dict):
         return None
-    sounds = (hf[name] for name in _AUDIO_FIELDS if isinstance(hf.get(name), int))
+    places = hf, hf["audio_config"]
+    sounds = (own[name] for own in places for name in _AUDIO_FIELDS if isinstance(own.get(name), int))
     token_id = next(sounds, _DEFAULT_AUDIO_IDS[kind])
     return MediaInfo("", None, audio_token_id=token_id, sound_processor=SOUND_PROCESSORS[kind])
 

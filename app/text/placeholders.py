@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.media.picture import Picture
 from app.records.media import MediaAsk, MediaItem, MediaKind
 from app.text.model_items import NOUNS
@@ -81,6 +81,9 @@ def with_media(
     """
     places = [place for i in range(len(token_ids)) if (place := media.place(token_ids, i)) is not None]
     _check_places([kind for kind, _ in places], [one.kind for one in shown], field)
+    if media.info.one_kind and len({one.kind for one in shown}) > 1:
+        what = "this model takes pictures or sounds in a prompt, not both"
+        raise UnsupportedError(f"{field}: {what}", param=field)
     if not shown:
         return token_ids, ()
     left = {kind: iter([one for one in shown if one.kind == kind]) for kind, _ in places}

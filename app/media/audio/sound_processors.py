@@ -9,6 +9,7 @@ SOUND_PROCESSORS: Registry[type[SoundProcessor]] = Registry(
     "sound processor",
     {
         "gemma4": "app.media.audio.gemma:Gemma4Sounds",
+        "phi4": "app.media.audio.phi4:Phi4Sounds",
         "qwen2_5_omni": "app.media.audio.qwen_omni:Qwen2_5OmniSounds",
         "qwen2_audio": "app.media.audio.qwen2_audio:Qwen2AudioProcessor",
         "qwen3_asr": "app.media.audio.qwen_omni:Qwen3AsrSounds",

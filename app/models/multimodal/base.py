@@ -30,7 +30,7 @@ _PARTS = (
     *("multi_modal_projector", "mm_projector", "connector", "projector", "mlp_AR", "visual_projection"),
 )
 _SEES = re.compile(rf"^(model\.)?(({'|'.join(_PARTS)})\.|image_newline$)")
-_HEARS = re.compile(r"^(model\.)?(audio_tower|embed_audio)\.")
+_HEARS = re.compile(r"^(model\.)?(audio_tower|embed_audio|embed_tokens_extend\.audio_embed)\.")
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,6 +17,7 @@ from app.layers.weight import REPLICATED, Weight
 from app.media.processors.phi4 import num_tokens
 from app.models.families.phi3 import Phi3ForCausalLM
 from app.models.multimodal.base import MediaEncoder, MediaModel, Picture
+from app.models.multimodal.phi4_sound import Phi4Ears
 from app.models.multimodal.tile_vision import TOWER, TileEncoder, TileSettings, TileVision
 from app.models.multimodal.vision_config import HALF, Normalization, VisionConfig
 from app.models.multimodal.vision_layers import Span, patches_of
@@ -134,3 +135,8 @@ class Phi4MultimodalForCausalLM(MediaModel, Phi3ForCausalLM):
     def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
         """See MediaModel."""
         return Phi4Encoder(ctx, info)
+
+    @classmethod
+    def ears_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder | None:
+        """See SeeingModel."""
+        return Phi4Ears(ctx, info) if isinstance(info.hf_config.get("audio_config"), dict) else None
