@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from app.errors import UnsupportedError
 from app.kernels.exact_math import sigmoid, softmax, tree_sum
@@ -36,15 +35,8 @@ def route(
     ids, weights = _choose(logits, rule, correction)
     if rule.renormalize:
         weights = weights / (tree_sum(weights).unsqueeze(1) + LEAST_SUM)
-    weights = reference.rounded(weights * rule.scale, rule.weights_dtype)
-    if rule.num_shared > 0:
-        shared = torch.arange(rule.num_shared) + logits.shape[1]
-        ids = torch.cat((ids, shared.expand(len(ids), -1)), 1)
-        given = F.pad(weights, (0, rule.num_shared), value=1.0)
-        weights = given if own is None else torch.cat((weights, sigmoid(own).expand(-1, rule.num_shared)), 1)
-    if slot_mapping is not None:
-        ids = ids.masked_fill(slot_mapping[:, None] < 0, -1)
-    return Routing(ids.int(), weights)
+    weights_of_own = None if own is None else sigmoid(own)
+    return reference.with_shared(ids, weights, weights_of_own, logits.shape[1], rule, slot_mapping)
 
 
 def _choose(

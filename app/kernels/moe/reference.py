@@ -89,12 +89,25 @@ def route(
     ids, weights = _choose(logits, rule, correction)
     if rule.renormalize:
         weights = weights / (weights.sum(1, keepdim=True) + LEAST_SUM)
+    return with_shared(ids, weights, None if own is None else own.sigmoid(), logits.shape[1], rule, slot_mapping)
+
+
+def with_shared(
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    own: torch.Tensor | None,
+    num_experts: int,
+    rule: RoutingRule,
+    slot_mapping: torch.Tensor | None,
+) -> Routing:
+    """Chosen experts, with weights scaled as the rule says, and behind them those that every token has, which come
+    after the num_experts: their weights are `own` [T, 1], or 1. Tokens without a slot go to none."""
     weights = rounded(weights * rule.scale, rule.weights_dtype)
     if rule.num_shared > 0:
-        shared = torch.arange(rule.num_shared, device=ids.device) + logits.shape[1]
+        shared = torch.arange(rule.num_shared, device=ids.device) + num_experts
         ids = torch.cat((ids, shared.expand(len(ids), -1)), 1)
         given = F.pad(weights, (0, rule.num_shared), value=1.0)
-        weights = given if own is None else torch.cat((weights, own.sigmoid().expand(-1, rule.num_shared)), 1)
+        weights = given if own is None else torch.cat((weights, own.expand(-1, rule.num_shared)), 1)
     if slot_mapping is not None:
         ids = ids.masked_fill(slot_mapping[:, None] < 0, -1)
     return Routing(ids.int(), weights)
