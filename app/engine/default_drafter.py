@@ -49,7 +49,11 @@ def start_workers(
     logger.warning("speculative_config: the start goes on without the model's own drafter: %s", reason)
     executor.shutdown()
     executor = create_executor(without)
-    return executor, without, executor.start()
+    try:
+        return executor, without, executor.start()
+    except BaseException:
+        executor.shutdown()
+        raise
 
 
 def _obstacle(config: EngineConfig, info: ModelInfo) -> str | None:
