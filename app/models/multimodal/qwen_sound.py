@@ -146,7 +146,9 @@ class Qwen3OmniEars(OmniEars):
         super().__init__(ctx, info, usual)
         s, channels = self.settings, self.extra["downsample_hidden_size"]
         if self.extra["n_window_infer"] < self.chunk:
-            raise CheckpointError(f"{info.directory}/config.json: audio_config: n_window_infer is less than a chunk")
+            raise CheckpointError(
+                f"{info.directory}/config.json: audio_config: n_window_infer is less than a chunk", param="model"
+            )
         self.conv2d1 = PlaneConvolution(ctx, 1, channels)
         self.conv2d2, self.conv2d3 = (PlaneConvolution(ctx, channels, channels) for _ in range(2))
         self.conv_out = ReplicatedLinear(ctx, channels * halved(s.num_mels, 3), s.size, bias=False)
