@@ -14,6 +14,7 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed, text_name
+from app.distributed.parallel_groups import RankGroup
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.models.base import EngineModel
@@ -82,6 +83,7 @@ class SeeingModel(EngineModel):
     rope_seconds: float = 0.0  # positions that a second of a video takes; 0: a frame takes one
     positions_by_time: bool = False  # what follows a video goes on behind its last second, where that is furthest
     media: MediaInfo | None  # None: text alone
+    tp: RankGroup  # whose ranks each hold the encoders
     encoder: MediaEncoder | None  # where this stage needs its output
     ears: MediaEncoder | None  # of a model that sees and hears: what hears for it
     model: Decoder
@@ -89,7 +91,7 @@ class SeeingModel(EngineModel):
 
     def see(self, ctx: BuildContext, info: ModelInfo, encoder_of: EncoderOf) -> None:
         """Build the encoders that config.json describes; once the text is there."""
-        self.media = MediaInfo.of(info)
+        self.media, self.tp = MediaInfo.of(info), ctx.groups.tp
         self.encoder = self.ears = None
         # Every stage knows the names of its tensors; a tuple, so that it is no part of a model without memory for it.
         self._described = () if self.media is None else (encoder_of(ctx, info),)

@@ -212,13 +212,36 @@ class Media(WorkerFeature):
         self._figures.add(HITS, len(found))
         if missing:
             clock = StepClock(self._runtime)
-            found |= self._made(missing.values())
+            found |= self._made(list(missing.values()))
             clock.stop()
             self._apart.append(clock)
         return found
 
-    def _made(self, items: Iterable[MediaItem]) -> dict[bytes, torch.Tensor]:
-        """Embeddings of new items: those of common sizes are replayed one by one, others encoded together."""
+    def _made(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
+        """Embeddings of new items, which are kept: of several, each rank that has a part of the text encodes some, and
+        the ranks' sum is all of them."""
+        tp, counts = self._model.tp, [self._encoder_for(item).num_tokens(item.grid) for item in items]
+        if tp.size == 1 or len(items) == 1:
+            made = self._made_here(items)
+        else:
+            whole = self._empty(sum(counts))
+            parts = whole.split(counts, dim=1)  # type: ignore[no-untyped-call]
+            places = dealt(counts, tp.size)[tp.rank]
+            own = self._made_here([items[place] for place in places])
+            for place in places:
+                parts[place].copy_(own[items[place].digest])
+            parts = tp.all_reduce(whole).split(counts, dim=1)  # type: ignore[no-untyped-call]
+            made = {item.digest: part.clone() for item, part in zip(items, parts, strict=True)}
+        for digest, one in made.items():
+            self._cache.keep(digest, one, one.nbytes)
+        return made
+
+    def _empty(self, num_tokens: int) -> torch.Tensor:
+        shape = 1 + self._model.num_deep, num_tokens, self._model.vector_size
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def _made_here(self, items: Sequence[MediaItem]) -> dict[bytes, torch.Tensor]:
+        """Embeddings of items: those of common sizes are replayed one by one, others encoded together."""
         made: dict[bytes, torch.Tensor] = {}
         others: list[MediaItem] = []
         for item in items:
@@ -227,7 +250,6 @@ class Media(WorkerFeature):
                 others.append(item)
             else:
                 made[item.digest] = own
-                self._cache.keep(item.digest, own, own.nbytes)
         for group in self._groups(others):
             made |= self._encode(group)
         return made
@@ -267,11 +289,9 @@ class Media(WorkerFeature):
         if missing := self._model.num_deep - encoder.num_deep:
             embeddings = F.pad(embeddings, (0, 0, 0, 0, 0, missing))  # sounds add nothing to later layers
         parts = embeddings.split([encoder.num_tokens(item.grid) for item in items], dim=1)
-        made = dict(zip((item.digest for item in items), parts, strict=True))
-        for digest, part in made.items():
-            own = part if len(items) == 1 else part.clone()  # a view would hold its neighbours' memory
-            self._cache.keep(digest, own, own.nbytes)
-        return made
+        if len(items) > 1:  # a view would hold its neighbours' memory
+            parts = [part.clone() for part in parts]
+        return dict(zip((item.digest for item in items), parts, strict=True))
 
     def _picture(self, item: MediaItem) -> Picture:
         assert item.pixels, f"the pixels of an item at {item.offset} are missing"
@@ -289,8 +309,10 @@ class Media(WorkerFeature):
 
     def run_largest(self) -> None:
         """Encode the largest items there may be, and attend to one behind the longest prompt."""
+        sent = self._empty(self._limits.max_item_tokens) if self._encoders and self._model.tp.size > 1 else None
         for encoder in self._encoders:
             encoder([encoder.largest(self._limits.max_item_tokens)])
+        del sent  # what ranks add up
         self._graphs.start()
         if self._model.seen_both_ways:
             layers = [layer for layer in self._model.modules() if isinstance(layer, PictureAttention)]
@@ -323,6 +345,17 @@ class Media(WorkerFeature):
         if self._figures.values:
             output.figures |= self._figures.values
             self._figures = _Figures()
+
+
+def dealt(counts: Sequence[int], size: int) -> list[list[int]]:
+    """Places of items of so many tokens dealt out to ranks, the largest first, each to who has least."""
+    hands: list[list[int]] = [[] for _ in range(size)]
+    held = [0] * size
+    for place in sorted(range(len(counts)), key=lambda place: -counts[place]):
+        rank = held.index(min(held))
+        hands[rank].append(place)
+        held[rank] += counts[place]
+    return hands
 
 
 def create(context: FeatureContext) -> Media | None:

@@ -17,7 +17,7 @@ from app.layers import picture_attention
 from app.layers.rotary import ROPE_POSITIONS
 from app.models.multimodal.qwen_vision import TABLE_BYTES
 from app.records.request import EngineRequest
-from app.worker.media.media import HITS, QUERIES, Media
+from app.worker.media.media import HITS, QUERIES, Media, dealt
 from tests.engine.core_driver import KEY, run
 from tests.tiny_media import prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, greedy
@@ -57,13 +57,18 @@ def test_a_kept_picture_holds_no_neighbour_and_calls_are_as_large_as_was_measure
     _, ask = prompt_of("qwen2_vl", [[5], (4, 4, 2), [7], (8, 8, 1), [8]])
     sizes = [item.length for item in ask.items]
     with torch.inference_mode():
-        feature._encode(ask.items)
+        feature._made(ask.items)
         kept = [feature._cache.find(item.digest) for item in ask.items]
         assert [one.untyped_storage().nbytes() for one in kept if one is not None] == [one.nbytes for one in kept]
     for most, groups in ((sum(sizes), [2]), (max(sizes), [1, 1])):
         feature._limits = replace(feature._limits, max_item_tokens=most)
         assert [len(group) for group in feature._groups(ask.items)] == groups
     driver.worker.shutdown()
+
+
+def test_items_are_dealt_out_evenly() -> None:
+    assert dealt([5, 1, 4, 3, 3], 2) == [[0, 4], [2, 3, 1]]
+    assert dealt([7], 3) == [[0], [], []]
 
 
 def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
