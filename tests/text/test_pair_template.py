@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.records.pooling_info import PoolingInfo
 from app.records.task_prompts import TaskPrompts
 from app.records.verdict import Verdict
@@ -46,6 +46,21 @@ def test_qwen3s_where_the_checkpoint_has_none(source: str) -> None:
     assert found.tail.endswith("<think>\n\n</think>\n\n")
     assert found.holds(found.text("a", "b"))
     assert not found.holds("a")
+
+
+def test_an_instruction_takes_the_usual_ones_place() -> None:
+    own = PairTemplate.of(template(ROLES), info())
+    assert own is not None
+    assert own.instructed("Find {{ boats }}").head == "[system] Find {{ boats }} [query] "
+    qwen3 = PairTemplate.of(template(""), info(verdict=Verdict(1, 2, is_qwen3=True)))
+    assert qwen3 is not None
+    usual = "Given a web search query, retrieve relevant passages that answer the query"
+    assert qwen3.instructed(usual) == qwen3
+    assert "<Instruct>: Find boats\n<Query>: " in qwen3.instructed("Find boats").head
+    deaf = PairTemplate.of(template(ROLES.replace("in messages", "in messages[-2:]")), info())
+    assert deaf is not None
+    with pytest.raises(UnsupportedError, match="takes no instruction"):
+        deaf.instructed("Find boats")
 
 
 @pytest.mark.parametrize("more", [{"is_causal": False}, {"labels": ("A", "B")}, {"labels": ()}])

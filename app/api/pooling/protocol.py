@@ -156,6 +156,11 @@ class ClassifyRequest(InputBody):
 class ScoredBody(PoolingBody):
     """Texts that are compared."""
 
+    instruction: Text | None = Field(
+        None,
+        description="Of a reranker that is asked in words (Qwen3-Reranker): what it is to judge by, instead of its "
+        "usual instruction.",
+    )
     score_weights: dict[ScoreKind, Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
         None,
         max_length=3,

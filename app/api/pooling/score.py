@@ -27,6 +27,7 @@ from app.records.mixed_scores import ScoreKind, TextParts, mixed_score
 from app.records.pooling_params import PoolingParams
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
+from app.text.pair_template import PairTemplate
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -105,10 +106,12 @@ async def _scores(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens, model.pair_template)
+        template = _instructed(model.pair_template, body.instruction, pairs)
+        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens, template)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
         return [float(result.array()[0]) for result in results], prompts
+    _instructed(None, body.instruction, pairs)
     if body.use_activation is not None:
         raise UnsupportedError(
             "scores of an embedding model are cosines, products of sparse ones", param="use_activation"
@@ -133,6 +136,20 @@ async def _scores(
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
     return [float(left[first] @ right[second]) for first, second in pairs], prompts
+
+
+def _instructed(
+    template: PairTemplate | None, instruction: str | None, pairs: list[tuple[str, str]]
+) -> PairTemplate | None:
+    """The template with a request's instruction; errors name it where the model, or a query with a template of its own,
+    takes none."""
+    if instruction is None:
+        return template
+    if template is None:
+        raise UnsupportedError("this model is not asked in words, and takes no instruction", param="instruction")
+    if any(template.holds(query) for query, _ in pairs):
+        raise InvalidRequestError("a query brings the whole template with it", param="instruction")
+    return template.instructed(instruction)
 
 
 def _all_mixed_scores(weights: Mapping[ScoreKind, float], pairs: list[tuple[TextParts, TextParts]]) -> list[float]:

@@ -143,6 +143,8 @@ def test_raw_pooling(http: httpx.Client) -> None:
         ("/score", {"model": "cross", "text_1": "a", "text_2": "fox " * 200}, "text_2"),
         ("/score", {"model": "embed", "text_1": "a", "text_2": "b", "use_activation": True}, "use_activation"),
         ("/rerank", {"model": "cross", "query": "a", "documents": []}, "documents"),
+        ("/rerank", {"model": "cross", "query": "a", "documents": ["b"], "instruction": "c"}, "instruction"),
+        ("/score", {"model": "embed", "text_1": "a", "text_2": "b", "instruction": "c"}, "instruction"),
         ("/rerank", {"model": "cross", "query": "a", "documents": [3]}, "documents"),
         ("/rerank", {"model": "cross", "query": "a", "documents": [{"image": "b"}]}, "documents"),
         ("/rerank", {"model": "cross", "query": "a", "documents": ["b"], "top_n": -1}, "top_n"),

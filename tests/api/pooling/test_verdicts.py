@@ -89,6 +89,21 @@ def test_scores_of_what_sentence_transformers_packed(
     np.testing.assert_allclose([one["score"] for one in raw], logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["packed", "asked", "converted"])
+def test_an_instruction_of_the_request(http: httpx.Client, judges: dict[str, CrossEncoder], name: str) -> None:
+    """It takes the place of the usual one, wherever that is written down."""
+    pairs = [(QUERY, text) for text in DOCUMENTS]
+    asked: dict[str, Any] = {"model": name, "text_1": QUERY, "text_2": DOCUMENTS, "instruction": "Find trains"}
+    if name == "converted":  # a plain classifier, whose texts bring the template
+        refused = http.post("/score", json=asked)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
+        return
+    expected = judges[name].predict(pairs, prompt="Find trains")
+    assert np.abs(expected - judges[name].predict(pairs)).max() > 1e-3
+    data = posted(http, "/score", **asked)["data"]
+    np.testing.assert_allclose([one["score"] for one in data], expected, atol=1e-4)
+
+
 def test_scores_of_the_original_with_the_overrides_of_vllm(original: LLM, judges: dict[str, CrossEncoder]) -> None:
     expected = judges["original"].predict([(QUERY, text) for text in DOCUMENTS])
     found = original.score(QUERY, DOCUMENTS, use_tqdm=False)

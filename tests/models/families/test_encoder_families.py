@@ -119,7 +119,12 @@ def test_hidden_states_of_prompts_that_share_steps(name: str) -> None:
     agree(name)
 
 
-@pytest.mark.parametrize("name", ["mpnet", "deberta3", "t5", "embeddinggemma", "modernbert-biases", "nomic"])
+OVER_RANKS = ("mpnet", "deberta3", "t5", "embeddinggemma", "modernbert-biases", "nomic")  # the others: acceptance
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OVER_RANKS else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_over_two_ranks(name: str) -> None:
     agree(name, executor="local_processes", tensor_parallel_size=2)
 

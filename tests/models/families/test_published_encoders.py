@@ -195,7 +195,12 @@ def test_hidden_states_of_prompts_that_share_steps(name: str) -> None:
     agree(name)
 
 
-@pytest.mark.parametrize("name", ["gte-multilingual", "nomic2"])
+OVER_RANKS = ("gte-multilingual", "nomic2")  # the others: acceptance
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OVER_RANKS else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_over_two_ranks(name: str) -> None:
     agree(name, executor="local_processes", tensor_parallel_size=2)
 
