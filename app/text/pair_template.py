@@ -12,7 +12,7 @@ from app.records.pooling_info import PoolingInfo
 from app.text.chat_template import ChatTemplate, RenderLimits
 from app.text.tokenizer import Tokenizer
 
-# Of characters for private use.
+# Marks of characters for private use.
 _QUERY, _DOCUMENT, _INSTRUCTION = (f"\ue000{name}\ue001" for name in ("query", "document", "instruction"))
 
 
