@@ -243,7 +243,8 @@ class EngineConfig(Frozen):
     )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Replay decode steps, and steps of encoders, from CUDA graphs. `auto`: on a GPU where attention_backend can be captured, "
+        description="Replay decode steps, and steps of encoders, from CUDA graphs. `auto`: on a GPU where "
+        "attention_backend can be captured, "
         "going on without them should the capture fail (with tensor_parallel_size > 1 an error); `on`: an error where "
         "they cannot be had.",
     )
