@@ -121,6 +121,10 @@ class ModelMedia:
             return kind, slice(index - 1, index + 2)
         return kind, slice(index, index + 1)
 
+    def has_no_place(self, token_ids: Sequence[int]) -> bool:
+        """True where no token stands for an item."""
+        return self._by_token.keys().isdisjoint(token_ids)
+
     @cached_property
     def _by_token(self) -> dict[int, MediaKind]:
         return {items.token_id: kind for kind, items in reversed(self.kinds.items())}

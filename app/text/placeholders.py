@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from app.errors import InvalidRequestError, UnsupportedError
@@ -27,7 +28,7 @@ class Placeholders:
         self._words = sorted(media.reserved, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._words)))
         self._nonce = secrets.token_hex(12)
-        self._marks = re.compile(f"USERWORD{self._nonce}N([0-9]+)END")
+        self._has_marks = False  # most conversations have none, and nobody looks for them then
         self._media = media
         self._befores = {kind: iter([one.layout.before for one in shown if one.kind == kind]) for kind in media.kinds}
 
@@ -39,15 +40,24 @@ class Placeholders:
             return {self.hide(name): self.hide(own) for name, own in value.items()}
         return [self.hide(own) for own in value] if isinstance(value, list) else value
 
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        return re.compile(f"USERWORD{self._nonce}N([0-9]+)END")
+
     def _mark(self, word: str) -> str:
+        self._has_marks = True
         return f"USERWORD{self._nonce}N{self._words.index(word)}END"
 
     def shown(self, rendered: str) -> str:
         """A rendered prompt as whoever reads it expects it: with the words of users."""
+        if not self._has_marks:
+            return rendered
         return self._marks.sub(lambda found: self._words[int(found.group(1))], rendered)
 
     def pieces(self, rendered: str) -> list[str]:
         """A rendered prompt in pieces that are tokenised one by one: cut within each word of a user's."""
+        if not self._has_marks:
+            return [self.in_place(rendered)]
         first, *rest = self._marks.split(rendered)
         pieces, begun = [], self.in_place(first)
         for index, text in zip(rest[::2], rest[1::2], strict=True):
@@ -79,6 +89,8 @@ def with_media(
 
     InvalidRequestError where the prompt has another number of placeholders.
     """
+    if not shown and media.has_no_place(token_ids):
+        return token_ids, ()
     places = [place for i in range(len(token_ids)) if (place := media.place(token_ids, i)) is not None]
     _check_places([kind for kind, _ in places], [one.kind for one in shown], field)
     if media.info.one_kind and len({one.kind for one in shown}) > 1:
