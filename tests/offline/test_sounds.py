@@ -41,7 +41,7 @@ def name_of(llm: LLM) -> str:
     return Path(llm._model.info.directory).name
 
 
-EXTRACTORS = {"qwen2_5_omni": {"chunk_length": 2}}
+EXTRACTORS = {"qwen2_5_omni": {"chunk_length": 2}, "gemma4": {"max_soft_tokens": 16}}
 
 
 def heard(name: str, samples: np.ndarray) -> MediaItem:
@@ -127,3 +127,28 @@ def test_wrong_forms(llm: LLM) -> None:
     if name_of(llm) in ("qwen2_audio", "voxtral", "qwen3_asr"):
         with pytest.raises(UnsupportedError, match="takes sounds; it takes no pictures"):
             llm.generate({"prompt": place, "multi_modal_data": {"image": picture()}}, use_tqdm=False)
+
+
+def test_pictures_and_sounds_in_one_prompt(llm: LLM) -> None:
+    """Each kind in its own places, in the order of its own."""
+    if name_of(llm) not in ("qwen2_5_omni", "gemma4"):
+        return  # those hear alone
+    place, sounds = place_of(name_of(llm)), [(noise(seconds, seed=4)[:, 0], RATE) for seconds in (0.5, 0.8)]
+    shown = {"image": picture(40, 60), "audio": sounds}
+    (one,) = llm.generate(
+        {"prompt": f"{place} and <|300|> or {place}", "multi_modal_data": shown}, GREEDY, use_tqdm=False
+    )
+    ids = one.prompt_token_ids
+    assert ids.count(300) > 1
+    first, last = (token for token in (ids.index(306), len(ids) - 1 - ids[::-1].index(306)))
+    assert first < ids.index(300) < last
+    (again,) = llm.generate(
+        {"prompt": f"{place} and <|300|> or {place}", "multi_modal_data": shown}, GREEDY, use_tqdm=False
+    )
+    assert again.outputs[0].token_ids == one.outputs[0].token_ids
+    assert again.num_cached_tokens > 0
+    shown["audio"] = sounds[::-1]
+    (other,) = llm.generate(
+        {"prompt": f"{place} and <|300|> or {place}", "multi_modal_data": shown}, GREEDY, use_tqdm=False
+    )
+    assert other.prompt_token_ids != ids
