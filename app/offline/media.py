@@ -20,7 +20,7 @@ from app.media.processors.base import Pixels
 from app.media.reader import in_field
 from app.media.source import file_of
 from app.offline.frames import video_of
-from app.offline.prompts import Encoded, Given, Prompt, split_media, text_or_ids
+from app.offline.prompts import Encoded, Given, Prompt, has_media, split_media, text_or_ids
 from app.records.media import MediaKind
 from app.text.model_items import NOUNS
 from app.text.model_media import ModelMedia
@@ -42,7 +42,7 @@ class PromptEncoder:
 
     def each(self, encode: Callable[[ItemT], Encoded], items: Sequence[ItemT]) -> list[Encoded]:
         """Prompts of several items in their order, pictures of several decoded side by side."""
-        if self._model.media is None or len(items) < 2:
+        if self._model.media is None or len(items) < 2 or not any(map(_may_show, items)):
             return [encode(item) for item in items]
         with ThreadPoolExecutor(self._model.media.reader.config.max_decoders) as pool:
             return list(pool.map(encode, items))
@@ -90,6 +90,13 @@ class PromptEncoder:
         assert media is not None
         with in_field(field):
             return media, [_read(media, one) for one in found]
+
+
+def _may_show(item: Any) -> bool:
+    """True of a prompt with media, and of a conversation whose messages have parts."""
+    if isinstance(item, str | Mapping):
+        return not isinstance(item, str) and has_media(item)
+    return any(isinstance(message, Mapping) and isinstance(message.get("content"), list) for message in item)
 
 
 def _read(media: ModelMedia, given: Given) -> Picture:
