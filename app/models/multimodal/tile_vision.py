@@ -180,6 +180,10 @@ class TileEncoder(MediaEncoder):
         pixels = torch.zeros(tiles, 3, side, side, dtype=torch.uint8, device=self.device)
         return Picture(pixels, (tiles, side // self.tower.patch, side // self.tower.patch))
 
+    def constants(self, grid: tuple[int, int, int]) -> object:
+        """See MediaEncoder."""
+        return self.tower.plan(grid[0], len(self.tower.positions), self.device)
+
     def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
         """See MediaEncoder."""
         pixels = torch.cat([picture.pixels for picture in pictures])

@@ -18,15 +18,13 @@ class Recorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], None], *, runs: bool = True) -> torch.cuda.CUDAGraph:
-        """Record it; `runs`: run it once before on the side stream, which compiles kernels and makes workspaces of
-        libraries."""
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Run once on the side stream (compiles kernels, makes library workspaces), then record."""
         current = torch.cuda.current_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            if runs:
-                run()
+            run()
             # Only this thread's calls are checked: others may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

@@ -136,12 +136,13 @@ class EncoderGraphs(NoGraphs):
         def run() -> None:
             out.copy_(self._encoder([Picture(pixels, picture.grid)]))
 
+        constants = self._encoder.constants(picture.grid)  # now: a recording sends nothing
         with no_collection():
-            graph = self._recorder.record(run, runs=not self._counts.get((tuple(pixels.shape), picture.grid)))
+            graph = self._recorder.record(run)
         taken = self._recorder.pool_bytes()
         self._most_bytes = self._most_bytes or MORE_MEMORY * taken
         self._is_full = taken > self._most_bytes
-        return _Recorded(graph, pixels, out, self._encoder.constants(picture.grid))
+        return _Recorded(graph, pixels, out, constants)
 
     def _make_room(self) -> None:
         """Make what recordings read and write beside their own memory: as large as the largest needs it."""

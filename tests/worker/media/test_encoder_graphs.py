@@ -39,7 +39,7 @@ class FakeRecorder:
     def __init__(self, device: torch.device) -> None:
         self.taken = 0
 
-    def record(self, run: Callable[[], None], *, runs: bool = True) -> Graph:
+    def record(self, run: Callable[[], None]) -> Graph:
         FakeRecorder.made += 1
         self.taken += self.bytes_each if self.taken else 1
         run()
@@ -141,8 +141,8 @@ def test_a_grid_that_came_before_is_encoded_by_launches_alone(name: str, monkeyp
     _, ask = prompt_of(name, [(4, 6, 1)])
     (item,) = ask.items
     shown = Picture(torch.frombuffer(bytearray(item.pixels), dtype=torch.uint8).view(item.shape), item.grid)
-    expected = encoder([shown])
     constants = encoder.constants(item.grid)
+    expected = encoder([shown])
 
     def sent(*_: Any, **__: Any) -> torch.Tensor:
         raise AssertionError("a call makes a tensor of numbers of the host")
