@@ -24,12 +24,26 @@ def test_a_library_that_goes_by_the_number_of_rows_is_found_out() -> None:
             total = total + column
         if first_differs:
             total[0] = sum(columns[::-1])[0]  # type: ignore[index]
-        return total[:, None]
+        return total[:, None].expand(-1, 1024)  # as many outputs as need few rows
 
     assert block_sizes(lambda x: product(x, 1000), 40, torch.float32) == (128, 16, 1)
     assert block_sizes(lambda x: product(x, 16), 40, torch.float32) == (16, 1)
     assert block_sizes(lambda x: product(x, 1), 40, torch.float32) == (128, 16)
     assert block_sizes(lambda x: product(x, 1000, first_differs=True), 40, torch.float32) == (1,)
+
+
+def test_sums_in_another_order_are_seen_behind_the_rounding_of_bf16() -> None:
+    weight = (torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) / 50).bfloat16().float().T
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        """One row in another order: of 1,024 outputs in bf16, 97 times in 100 none differs."""
+        wide = x.float()
+        halves = wide[:, :32] @ weight[:32] + wide[:, 32:] @ weight[32:]
+        return (halves if len(x) == 1 else wide @ weight).to(x.dtype)
+
+    found = block_sizes(product, 64, torch.bfloat16)
+    assert 16 in found
+    assert 1 not in found
 
 
 @pytest.mark.parametrize("sizes", [(128, 16, 1), (128, 16), (16, 1), (16,), (1,)])
