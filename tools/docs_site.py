@@ -24,6 +24,7 @@ PAGES = {  # file of the repository -> page
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "performance.md",
     "app/assets/tiny-chat/README.md": "tiny-chat.md",
+    "app/assets/tiny-chat-hears/README.md": "tiny-chat-hears.md",
     "app/assets/tiny-chat-sees/README.md": "tiny-chat-sees.md",
 }
 GENERATED: dict[str, Callable[[], str]] = {"configuration.md": config_docs.page, "cli.md": cli_docs.page}

@@ -17,7 +17,7 @@ from app.checkpoints.user_cache import kept_files
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TEXT, SEES = "tiny-chat", "tiny-chat-sees"
-BUILT_IN_MODELS = (TEXT, "tiny-chat-draft", "tiny-chat-eagle3", SEES)
+BUILT_IN_MODELS = (TEXT, "tiny-chat-draft", "tiny-chat-eagle3", "tiny-chat-hears", SEES)
 FRONT = "front.safetensors"
 WEIGHTS = "model.safetensors"
 
