@@ -78,7 +78,8 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**DELTA, **EXPERTS, "mlp_only_layers": [1], "layer_types": ["full_attention", *["linear_attention"] * 3]},
     ),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "tie_word_embeddings": True}),
-    "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **EXPERTS}),
+    # What tokens share is one of the experts here.
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 48}),
     "mamba": ("mamba", {**MAMBA, "without": [*NO_HEADS, "head_dim"]}),
     "falcon_mamba": ("falcon_mamba", {**MAMBA, "use_conv_bias": False, "without": [*NO_HEADS, "head_dim"]}),
     "mamba2": (
