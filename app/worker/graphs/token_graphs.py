@@ -32,17 +32,18 @@ from app.worker.graphs.recording import Recorder, no_collection
 
 logger = logging.getLogger("manta.graphs")
 
-LEAST_TOKENS = 256
+# Larger steps keep the device busy as they are: replayed, bulk calls gained nothing (benchmarks/RESULTS.md).
+LEAST_TOKENS, MOST_TOKENS = 256, 2048
 TILE_ROWS = 64  # tokens of a tile (kernels/attention/triton_encoder.py; a test compares)
 
 
 def token_sizes(budget: int) -> list[int]:
-    """Tokens of the steps to capture, ascending, two for each power of 2; the last one holds the largest step."""
-    sizes, size = [], LEAST_TOKENS
-    while size < budget:
+    """Tokens of the steps to capture, ascending, two for each power of 2, up to the largest step or MOST_TOKENS."""
+    sizes, size, most = [], LEAST_TOKENS, min(budget, MOST_TOKENS)
+    while size < most:
         sizes += [size, size + size // 2]
         size *= 2
-    return [*(one for one in sizes if one < budget), budget]
+    return [*(one for one in sizes if one < most), most]
 
 
 class TokenForward(ForwardPass):
@@ -87,11 +88,12 @@ class TokenStep:
         """`plan_over`: the plan of whatever tiles lie in a tensor."""
         self._plan_over = plan_over
         self.sizes = token_sizes(budget)
-        self.hidden: torch.Tensor | None = None  # [budget, C], of the last run
+        self.hidden: torch.Tensor | None = None  # [largest size, C], of the last run
         self._forward, self._num_seqs = forward, max_num_seqs
-        self._input_ids = torch.zeros(budget, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(budget, dtype=torch.int64, device=device)
-        self._tiles = torch.zeros(self._room(budget), 3, dtype=torch.int32, device=device)
+        most = self.sizes[-1]
+        self._input_ids = torch.zeros(most, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=device)
 
     def _room(self, size: int) -> int:
         """Tiles of so many tokens, at most."""
