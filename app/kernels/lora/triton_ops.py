@@ -21,7 +21,7 @@ from app.kernels.lora.gathered import add_expert_products
 from app.kernels.lora.triton_change import change
 from app.kernels.lora.triton_expand import COLUMNS, expand
 from app.kernels.lora.triton_shrink import Hidden, shrink
-from app.kernels.lora.triton_shrink_few import shrink_few, slice_of
+from app.kernels.lora.triton_shrink_few import depth_of, shrink_few
 from app.kernels.lora.triton_sort import SortedTokens, rows_by_slot
 
 
@@ -87,12 +87,12 @@ def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> 
     """Returns the rows that a base product with this tile adds, and memory that must live until it is launched; None:
     there is no such product, as where one program of it would compute outputs of two parts."""
     rows, matrices = _rows(weight), weight.matrices
-    length = slice_of(matrices.first.shape[-1])
-    if tile is None or length is None or len(rows.slots) > triton_small.MOST_ROWS:
+    depth = depth_of(matrices.first.shape[-1])
+    if tile is None or depth is None or len(rows.slots) > triton_small.MOST_ROWS:
         return None
     if len(matrices.part_sizes) > MOST_PARTS or any(size % tile.columns for size in matrices.part_sizes):
         return None
-    hidden = shrink_few(x, matrices, rows, length)
+    hidden = shrink_few(x, matrices, rows, depth)
     return LowRankRows(hidden.values, rows.slots, rows.jobs, matrices.second, matrices.part_sizes), hidden
 
 
