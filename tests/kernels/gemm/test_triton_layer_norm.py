@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
@@ -16,7 +17,15 @@ from tests.kernels.gemm.test_triton_small import DEVICE, EPS, TOLERANCE, relativ
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
-def check(tile: HeldTile, rows: int, columns: int, size: int, dtype: torch.dtype, device: str) -> None:
+def check(
+    tile: HeldTile,
+    rows: int,
+    columns: int,
+    size: int,
+    dtype: torch.dtype,
+    device: str,
+    activations: Sequence[GatedActivation] = get_args(GatedActivation),
+) -> None:
     """Rows far from zero: as they are, normed with and without a bias; activations; a residual."""
     weight, bias = tensors(rows, columns, size, dtype, device)[1:]
     x = (torch.randn(rows, size + 8, device=device) * 3 + 7).to(dtype)[:, :size]
@@ -32,7 +41,7 @@ def check(tile: HeldTile, rows: int, columns: int, size: int, dtype: torch.dtype
             out = held_linear(read, weight, given, tile)
             assert out.dtype == dtype
             assert relative_error(out, truth) < TOLERANCE[dtype]
-            for activation in get_args(GatedActivation):
+            for activation in activations:
                 out = held_linear(read, weight, given, tile, activation)
                 assert relative_error(out, ACTIVATIONS[activation](truth)) < TOLERANCE[dtype]
             out = held_linear(read, weight, given, tile, residual=residual)
@@ -81,12 +90,12 @@ def test_tiles() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 4])
 def test_on_a_gpu(dtype: torch.dtype, rows: int) -> None:
-    for columns, size in ((3840, 1280), (1280, 5120), (5120, 1280), (1000, 512)):
+    for columns, size in ((3840, 1280), (1280, 5120), (1000, 512)):
         tile = held_tile(rows, torch.empty(columns, size), dtype)
         assert tile is not None
-        check(tile, rows, columns, size, dtype, "cuda")
+        check(tile, rows, columns, size, dtype, "cuda", ["gelu"])  # each takes seconds to compile
 
 
 @pytest.mark.gpu
