@@ -217,7 +217,7 @@ BOUNDED_OTHERWISE: Mapping[str, tuple[str, ...]] = {
     ),
     _FREE: ("chat_template_kwargs", *(f"documents of {path}" for path in CHAT)),
     _SUM: (
-        *("instructions", "system", "query", "queries", "text_1", "data_1", "data_2"),
+        *("instructions", "instruction", "system", "query", "queries", "text_1", "data_1", "data_2"),
         *(f"prompt of {path}" for path in ("/generate", "/tokenize")),
     ),
     _IDS: ("allowed_token_ids", "token_ids", "tokens", "label_token_ids"),

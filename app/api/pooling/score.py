@@ -82,11 +82,12 @@ class _Pairs:
     field: str  # of the body, where the second texts come from
     max_last_tokens: int | None = None  # of a second text
 
-    def check(self, limits: RequestLimits) -> None:
-        """InvalidRequestError for too many, or too long ones."""
+    def check(self, limits: RequestLimits, instruction: str | None) -> None:
+        """InvalidRequestError for too many, or too long ones, with an instruction that stands in the prompt of each."""
         if len(self.texts) > limits.max_prompts:
             raise InvalidRequestError(f"{len(self.texts)} pairs; at most {limits.max_prompts}", param=self.field)
         check_total_chars(sum(map(len, {text for pair in self.texts for text in pair})), limits, self.field)
+        check_total_chars(len(self.texts) * len(instruction or ""), limits, "instruction")
 
 
 async def _scores(
@@ -94,7 +95,7 @@ async def _scores(
 ) -> tuple[list[float], list[PoolingPrompt]]:
     """A score for each pair, and the prompts that it took."""
     pooling, room, work = pooling_of(model), pooled_room(body, model, asked.field), work_of(request)
-    asked.check(limits)
+    asked.check(limits, body.instruction)
     if body.score_weights is not None and pooling.token_heads is None:
         raise UnsupportedError(
             "this model gives no weights and vectors of tokens beside a text's", param="score_weights"

@@ -14,7 +14,7 @@ from app.kernels.gemm import DeferredNorm
 from app.layers.context import BuildContext
 from app.layers.norm import Norm, RMSNorm
 from app.layers.offset_norm import OffsetRMSNorm
-from app.models.transformers_backend.deferral import Normed, StandIn, Sum, tensor_of
+from app.models.transformers_backend.deferral import Normed, Sum, tensor_of
 
 _EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "rms_norm_eps")
 _SIZE = 16
@@ -53,7 +53,8 @@ class HfRMSNorm(_Reading, RMSNorm):
         """[..., C], or what stands for it -> [..., C]."""
         if isinstance(x, Sum) and x.is_open:
             return self.of(x)
-        return RMSNorm.forward(self, tensor_of(x) if isinstance(x, StandIn) else x)
+        x = tensor_of(x)  # on the meta device in a trace, where no kernel may be launched
+        return torch.empty_like(x) if x.is_meta else RMSNorm.forward(self, x)
 
 
 class HfOffsetRMSNorm(_Reading, OffsetRMSNorm):
@@ -63,7 +64,8 @@ class HfOffsetRMSNorm(_Reading, OffsetRMSNorm):
         """[..., C], or what stands for it -> [..., C]."""
         if isinstance(x, Sum) and x.is_open:
             return self.of(x)
-        return OffsetRMSNorm.forward(self, tensor_of(x) if isinstance(x, StandIn) else x)
+        x = tensor_of(x)  # on the meta device in a trace, where no kernel may be launched
+        return torch.empty_like(x) if x.is_meta else OffsetRMSNorm.forward(self, x)
 
 
 def exchange_norms(hf: nn.Module, ctx: BuildContext) -> list[_Reading]:

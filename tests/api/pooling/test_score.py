@@ -13,6 +13,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from app.api.pooling.score import _Pairs
+from app.config.limits import RequestLimits
+from app.errors import PromptTooLongError
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import add_modules, hf_encoder, texts, tiny_encoder
 
@@ -159,6 +162,14 @@ def test_refusals_name_the_field(http: httpx.Client, path: str, body: dict[str, 
     answer = http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     assert str(answer.json()["error"]["param"]).split(".")[0] == param
+
+
+def test_an_instruction_counts_for_each_pair() -> None:
+    pairs, limits = _Pairs("id", [("a", "b"), ("a", "c")], "documents"), RequestLimits(max_prompt_chars=10)
+    pairs.check(limits, "12345")
+    with pytest.raises(PromptTooLongError, match="12 characters together; at most 10") as caught:
+        pairs.check(limits, "123456")
+    assert caught.value.param == "instruction"
 
 
 def test_nothing_is_left_over(engines: PoolingEngines) -> None:
