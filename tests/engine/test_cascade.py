@@ -103,7 +103,7 @@ def test_tokens_equal_transformers(watch: Watch, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cascade_choice, "MIN_SAVED_BYTES", 1)
     judge, wanted = hf_model(tiny_model("llama", num_hidden_layers=1)), prompts()
     expected = [hf_greedy(judge, prompt, MAX_TOKENS) for prompt in wanted]
-    core = next(cores := started(num_blocks=14, cascade_attention="auto" if static else "on"))
+    core = next(cores := started(num_blocks=14, max_step_s=0, cascade_attention="auto" if static else "on"))
     if static:
         decode_statically(worker_of(core), [2, 4, 8], (2, 8))
     requests = [
