@@ -15,7 +15,7 @@ from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import RankGroup
 from app.kernels.gemm import PackedWeight
 from app.kernels.gemm.fixed_rows import linear
-from app.kernels.gemm.leaves import LEAF_PRODUCTS, LEAVES, add_neighbours, cut
+from app.kernels.gemm.leaves import LEAF_PRODUCTS, LEAVES, LeafProduct, add_neighbours, cut
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,17 +42,18 @@ class LeafRows(PackedWeight):
 
     leaves: torch.Tensor  # [leaves of this rank, N, inputs of a leaf]
     group: RankGroup
+    product: LeafProduct
 
     @classmethod
     def of(cls, weight: torch.Tensor, group: RankGroup) -> LeafRows:
         """weight [N, K]: this rank's of a whole [N, K x ranks]."""
-        return cls(cut(weight, LEAVES // group.size), group)
+        product = LEAF_PRODUCTS.on(weight.device, exact=True)
+        return cls(cut(weight, LEAVES // group.size), group, product)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> the sum over the ranks of x W^T + bias, [T, N], the same on all; zeros are the bias of all but
         the first."""
-        product = LEAF_PRODUCTS.on(x.device, exact=True)
         if self.group.size == 1:
-            return product(x, self.leaves, bias, x.dtype)
-        own = product(x, self.leaves, bias, torch.float32)
+            return self.product(x, self.leaves, bias, x.dtype)
+        own = self.product(x, self.leaves, bias, torch.float32)
         return add_neighbours(self.group.all_gather(own.unsqueeze(0), dim=0)).to(x.dtype)
