@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from app.kernels.attention import HeadBias
 from app.kernels.fused import FUSED_OPS, HeadNorm
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.attention_layer import KVAttentionLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -92,7 +92,7 @@ class Attention(KVAttentionLayer):
         expect_shape(tensor, self.whole_heads)
         tensor.read_into(weight.data, 0, self.first_head)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
         query, gate = self._write(x, ctx)
         out = self.attend(query, ctx)
@@ -100,11 +100,11 @@ class Attention(KVAttentionLayer):
             out = out * gate.sigmoid()
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
-    def keep(self, x: Normed, ctx: ForwardContext) -> None:
+    def keep(self, x: Activations, ctx: ForwardContext) -> None:
         """x [T, C]: its keys and values go into the cache, and nothing attends to them yet."""
         self._write(x, ctx)
 
-    def _write(self, x: Normed, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
         qkv = self.project(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
@@ -124,7 +124,7 @@ class Attention(KVAttentionLayer):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
         return query, gate
 
-    def project(self, x: Normed) -> torch.Tensor:
+    def project(self, x: Activations) -> torch.Tensor:
         """x [T, C] -> queries, keys and values of this rank's heads, side by side."""
         return self.qkv_proj(x)  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ import torch
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.reference import readable
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import KVAttentionLayer
 from app.layers.cache_spec import LayerCacheSpec
@@ -80,7 +80,7 @@ class CrossAttention(KVAttentionLayer):
             key = key * self.kv_scales[0, head]
         return (query.float() @ key.T * self.scale).softmax(-1)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         query = self.q_proj(x)
         query = query.view(len(query), self.num_heads, self.head_dim)

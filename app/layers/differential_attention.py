@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from app.errors import UnsupportedError
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -50,7 +50,7 @@ class DifferentialAttention(Attention):
             weight = Weight(torch.empty(settings.head_dim, dtype=ctx.dtype), REPLICATED)
             setattr(self, f"lambda_{name}", weight)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """See Attention.forward."""
         qkv = self.qkv_proj(x)
         num_tokens, pairs, group, dim = len(qkv), self.num_pairs, self.group, self.head_dim

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.encoder import EncoderPlan, ScoreBias, plan_encoder
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerCacheSpec
@@ -75,7 +75,7 @@ class EncoderAttention(AttentionLayer):
         """Returns what is added to the scores; None: nothing."""
         return None if self._bias_of_step is None else self._bias_of_step(ctx)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         plan = ctx.attention[self.layer_index].plan
         assert isinstance(plan, EncoderPlan)

@@ -13,18 +13,9 @@ import torch
 
 from app.distributed.parallel_groups import RankGroup
 from app.kernels.fused import FUSED_OPS, GatedActivation
-from app.kernels.gemm import (
-    DeferredActivation,
-    DeferredLayerNorm,
-    GatedRows,
-    Inputs,
-    LayerNormOps,
-    LinearOps,
-    Normed,
-    WeightT,
-)
+from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
-from app.layers.activation import GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, activation
+from app.layers.activation import PLAIN_ACTIVATIONS, activation
 from app.layers.context import BuildContext
 from app.layers.norm import Norm
 
@@ -39,12 +30,6 @@ class Epilogue(Protocol[ResultT]):
 
     def after(self, y: torch.Tensor) -> ResultT:
         """Does what follows the product y [T, N]."""
-
-    def normed(
-        self, ops: LayerNormOps[WeightT], x: DeferredLayerNorm, weight: WeightT, bias: torch.Tensor | None
-    ) -> ResultT:
-        """The same as `joined` of rows that the product norms as it reads them."""
-        return self.after(ops.linear(x, weight, bias, None))
 
     def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> ResultT:
         """Does what follows the sum over the group's ranks of y [T, N], which may be overwritten."""
@@ -71,8 +56,7 @@ class Act(Epilogue[torch.Tensor]):
     """An activation, [T, N]."""
 
     def __init__(self, name: str) -> None:
-        self._act, self._fused = activation(name), GATED_ACTIVATIONS.get(name)
-        self._plain = PLAIN_ACTIVATIONS.get(name)
+        self._act, self._plain = activation(name), PLAIN_ACTIVATIONS.get(name)
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N]."""
@@ -83,13 +67,6 @@ class Act(Epilogue[torch.Tensor]):
     def after(self, y: torch.Tensor) -> torch.Tensor:
         """[T, N]."""
         return self._act(y)
-
-    def normed(
-        self, ops: LayerNormOps[WeightT], x: DeferredLayerNorm, weight: WeightT, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """[T, N], in the product's own launch where it knows the activation."""
-        y = ops.linear(x, weight, bias, self._fused)
-        return self._act(y) if self._fused is None else y
 
 
 class ActMul(Epilogue[GatedRows]):
@@ -111,7 +88,7 @@ class ActMul(Epilogue[GatedRows]):
 
 
 @dataclass(slots=True)
-class AddNorm(Epilogue[tuple[Normed, torch.Tensor]]):
+class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
     """The residual stream: (norm of the sum, sum), both [T, N]; no norm: the sum twice."""
 
     residual: torch.Tensor  # [T, N]
@@ -121,13 +98,13 @@ class AddNorm(Epilogue[tuple[Normed, torch.Tensor]]):
 
     def joined(
         self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """Sum with the product, and its norm."""
         if self.norm is None or self.first is not None or self.scale != 1.0:
             return self.after(ops.linear(x, weight, bias))
         return self.norm.after_product(ops, x, weight, bias, self.residual)
 
-    def after(self, y: torch.Tensor) -> tuple[Normed, torch.Tensor]:
+    def after(self, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with y, and its norm."""
         y = y if self.scale == 1.0 else y * self.scale
         if self.norm is None:
@@ -135,11 +112,11 @@ class AddNorm(Epilogue[tuple[Normed, torch.Tensor]]):
             return total, total
         return self.norm.after_add(y, self.residual, self.first)
 
-    def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> tuple[Normed, torch.Tensor]:
+    def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with all ranks' y, and its norm: what reads y is the next launch."""
         return self.after(group.all_reduce(y, lent=True))
 
-    def after_experts(self, rows: ExpertRows) -> tuple[Normed, torch.Tensor]:
+    def after_experts(self, rows: ExpertRows) -> tuple[Activations, torch.Tensor]:
         """Sum with what experts gave, and its norm."""
         if self.norm is None or self.first is not None or self.scale != 1.0:
             return self.after(rows.materialize())

@@ -6,24 +6,21 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused import FUSED_OPS
-from app.kernels.gemm import Inputs, LinearOps, Normed, WeightT, materialize
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext
 from app.layers.norm import Norm
 from app.layers.weight import REPLICATED, Weight
 
 
 class LayerNorm(Norm):
-    """(x - mean) / std * weight + bias over the last dimension; some families have no bias.
+    """(x - mean) / std * weight + bias over the last dimension; some families have no bias."""
 
-    `may_defer`: its only readers are linear layers, which can norm what they read (`DeferredLayerNorm`).
-    """
-
-    def __init__(self, ctx: BuildContext, size: int, eps: float, *, bias: bool = True, may_defer: bool = False) -> None:
+    def __init__(self, ctx: BuildContext, size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = Weight(torch.ones(size, dtype=ctx.dtype), REPLICATED)
         self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.size = (size,)
-        self.eps, self.may_defer = eps, may_defer
+        self.eps = eps
         self._add_norm = ctx.kernels(FUSED_OPS).add_layer_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -36,25 +33,10 @@ class LayerNorm(Norm):
 
     def after_add(
         self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """The norm of x + residual, and the sum; one kernel on a GPU."""
         if first is not None:
             return super().after_add(x, residual, first)
         normed, total = self._add_norm(x, residual, self.weight, self.bias, self.eps, keeps_sum=True)
         assert total is not None, "a sum that was to be kept"
         return normed, total
-
-    def after_product(
-        self,
-        ops: LinearOps[WeightT],
-        x: Inputs,
-        weight: WeightT,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-    ) -> tuple[Normed, torch.Tensor]:
-        """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
-        own = ops.layer_norm
-        if own is None:
-            return super().after_product(ops, x, weight, bias, residual)
-        rows = materialize(x)
-        return own.linear_add_norm(rows, weight, bias, residual, self.weight, self.bias, self.eps, self.may_defer)

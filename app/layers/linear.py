@@ -17,15 +17,7 @@ from typing import Any
 import torch
 
 from app.checkpoints.tensors.leaf import Share
-from app.kernels.gemm import (
-    LINEAR_OPS,
-    DeferredLayerNorm,
-    Inputs,
-    LinearOps,
-    PackedWeight,
-    WeightT,
-    materialize,
-)
+from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
 from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
@@ -99,13 +91,8 @@ class Linear(AdaptedLayer):
         expect_shape(tensor, share.whole)
         tensor.read_into(weight.data.narrow(0, share.offset, share.size), 0, share.start)
 
-    def forward(self, x: Inputs | DeferredLayerNorm, epilogue: Epilogue[Any] = PLAIN) -> Any:
+    def forward(self, x: Inputs, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
-        if isinstance(x, DeferredLayerNorm):
-            is_plain = self.packed is None and not self.sums_up and not (self.delta and self.delta.is_wanted)
-            if is_plain and self.ops.layer_norm is not None:
-                return epilogue.normed(self.ops.layer_norm, x, self.weight, self.bias)
-            x = x.materialize()
         if self.packed is not None and self.packed_ops is None:
             return self._after_packed(x, self.packed, epilogue)
         if self.packed is not None and self.packed_ops is not None:

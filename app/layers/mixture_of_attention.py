@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from app.errors import UnsupportedError
-from app.kernels.gemm import DeferredLayerNorm, Normed
+from app.kernels.gemm import Activations
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -40,9 +40,8 @@ class MixtureOfAttention(Attention):
         self.o_proj = RowLinear(ctx, heads * s.head_dim, s.hidden_size, bias=True)
         self.gate = Gate(ctx, s.hidden_size, experts)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """See Attention.forward."""
-        x = x.materialize() if isinstance(x, DeferredLayerNorm) else x
         routing = self.gate.choose(x, ctx)
         qkv = self.qkv_proj(x)
         num_tokens, keys, dim = len(qkv), self.num_kv_heads, self.head_dim

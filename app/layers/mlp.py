@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.kernels.gemm import GatedRows, Normed
+from app.kernels.gemm import Activations, GatedRows
 from app.layers.activation import GATED_ACTIVATIONS, activation
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import ActMul, Epilogue, ResultT
@@ -31,7 +31,7 @@ class GatedMLP(Layer):
         fused = GATED_ACTIVATIONS.get(hidden_act)
         self.act_mul = ActMul(ctx, fused) if fused else None
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         if self.act_mul is not None:
             product: GatedRows = self.gate_up_proj(x, self.act_mul)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from app.kernels.fused import FUSED_OPS
-from app.kernels.gemm import DeferredNorm, Inputs, LinearOps, Normed, WeightT
+from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
@@ -30,7 +30,7 @@ class Norm(Layer, ABC):
 
     def after_add(
         self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """x and residual [T, C] -> (the norm of their sum, the sum); `first` norms x before that."""
         total = x + residual if first is None else first.then_add(x, residual)
         return self(total), total
@@ -42,11 +42,11 @@ class Norm(Layer, ABC):
         weight: WeightT,
         bias: torch.Tensor | None,
         residual: torch.Tensor,
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """The same of a product x [T, K] W^T + b and residual [T, C]."""
         return self.after_add(ops.linear(x, weight, bias), residual)
 
-    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Normed, torch.Tensor]:
+    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """The same of the sum of what experts gave, and residual [T, C]."""
         return self.after_add(rows.materialize(), residual)
 
@@ -74,7 +74,7 @@ class RMSNorm(Norm):
 
     def after_add(
         self, x: torch.Tensor, residual: torch.Tensor, first: Norm | None = None
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """The norm of x + residual, and the sum; one kernel on a GPU, with an RMS norm of x `first` too."""
         if first is None:
             return self.fused.add_rms_norm(x, residual, self.weight, self.eps)
@@ -89,11 +89,11 @@ class RMSNorm(Norm):
         weight: WeightT,
         bias: torch.Tensor | None,
         residual: torch.Tensor,
-    ) -> tuple[Normed, torch.Tensor]:
+    ) -> tuple[Activations, torch.Tensor]:
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x.materialize() if isinstance(x, DeferredNorm) else x
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
 
-    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Normed, torch.Tensor]:
+    def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """The norm of the sum + residual, and that sum; one kernel on a GPU."""
         return rows.add_norm(residual, self.weight, self.eps, self.may_defer)

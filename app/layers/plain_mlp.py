@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Act, Epilogue, ResultT
 from app.layers.layer import Layer
@@ -20,6 +20,6 @@ class PlainMLP(Layer):
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
         self.act = Act(hidden_act)
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         return self.down_proj(self.up_proj(x, self.act), epilogue)  # type: ignore[no-any-return]

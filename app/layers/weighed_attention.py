@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from app.errors import UnsupportedError
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
@@ -37,7 +37,7 @@ class WeighedAttention(Attention):
         self.A = Weight(torch.empty(s.num_kv_heads, dtype=ctx.dtype), REPLICATED)
         self.own_width, self.head_dim = s.head_dim, s.head_dim + _FURTHER
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """See Attention.forward."""
         qkv = self.qkv_proj(x)
         heads = qkv.view(len(qkv), -1, self.own_width)

@@ -89,15 +89,13 @@ def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -
 
 
 def layer_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
-    """A layer norm with weight and bias; `before_linear`: only linear layers read it, where there are no experts."""
-    may_defer = before_linear and settings.experts is None
-    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps, may_defer=may_defer)
+    """A layer norm with weight and bias."""
+    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps)
 
 
 def unbiased_layer_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
-    """The same without bias."""
-    may_defer = before_linear and settings.experts is None
-    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps, bias=False, may_defer=may_defer)
+    """A layer norm without bias."""
+    return LayerNorm(ctx, settings.hidden_size, settings.norm_eps, bias=False)
 
 
 def offset_rms_norm(ctx: BuildContext, settings: DecoderSettings, before_linear: bool) -> Norm:
@@ -117,8 +115,8 @@ def learned_positions(ctx: BuildContext, settings: DecoderSettings) -> Replicate
 
 @dataclass(slots=True, frozen=True)
 class Blocks:
-    """Says how each block is made. Modules keep these contracts (normed x may come as a DeferredNorm or as a
-    DeferredLayerNorm, which linear layers read):
+    """Says how each block is made. Modules keep these contracts (normed x may come as a DeferredNorm, which linear
+    layers read):
 
     - attention: (normed x [T, C], epilogue, ForwardContext) -> what the epilogue makes of the output;
     - mlp, plain, gated or of experts: the same arguments -> the same;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.context import ForwardContext
 from app.layers.encoder_attention import EncoderAttention
 from app.layers.epilogue import AddNorm
@@ -29,8 +29,8 @@ class PreNormEncoderLayer(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, after: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, after: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """x [T, C] and its norm -> what the norm `after` the layer gives, and the layer's output, [T, C] each. Each sum
         is made together with the norm that reads it."""
         normed, x = self.attention(normed, AddNorm(x, self.mlp_norm), ctx)
@@ -59,7 +59,7 @@ class PreNormEncoder(nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         first, *following = self._norms
-        normed: Normed = x if first is None else first(x)
+        normed: Activations = x if first is None else first(x)
         for layer, after in zip(self.layers, following, strict=True):
             normed, x = layer(normed, x, after, ctx)
         return materialize(normed)

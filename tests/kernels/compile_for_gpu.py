@@ -55,11 +55,9 @@ from app.kernels.drafts import LogitsPlaces, triton_ngram
 from app.kernels.drafts import triton_ops as draft_ops
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import (
-    DeferredLayerNorm,
     DeferredNorm,
     triton_dequantize,
     triton_forms,
-    triton_layer_norm,
     triton_packed_ops,
     triton_quantize,
     triton_small,
@@ -231,21 +229,6 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
     triton_small.activated_linear(zeros(128, hidden), zeros(intermediate, hidden), None, "relu2")
-
-
-def layer_normed(hidden: int, intermediate: int) -> None:
-    """Products between layer norms, with their biases: Whisper's."""
-    ops = triton_layer_norm.OPS.layer_norm
-    assert ops is not None
-    for rows in (1, 4, 8):
-        for size in (hidden, intermediate):
-            x, weight, residual = zeros(rows, size), zeros(hidden, size), zeros(rows, hidden)
-            norm = weight[:, 0]
-            deferred, _ = ops.linear_add_norm(x, weight, norm, residual, norm, norm, 1e-5, True)
-            assert isinstance(deferred, DeferredLayerNorm) == (rows <= 4)
-        for columns, activation in ((3 * hidden, None), (hidden, None), (intermediate, "gelu")):
-            if isinstance(deferred, DeferredLayerNorm):
-                ops.linear(deferred, zeros(columns, hidden), zeros(columns), activation)
 
 
 def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int | None) -> None:
@@ -556,8 +539,6 @@ def all_calls() -> list[Callable[[], None]]:
         partial(latent_attention, torch.bfloat16, 20, (512, 64, 192, 256), False),  # GLM-4.7-Flash
         partial(linear, 1024, 2048, 4096, 3072),
         partial(linear, 4096, 4096, 6144, 14336),
-        partial(layer_normed, 1280, 5120),
-        partial(layer_normed, 512, 2048),
         partial(adapted, 4096, (4096, 1024, 1024), 14336, 16),
         partial(adapted, 1024, (2048, 1024, 1024), 3072, 64),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from app.kernels.fused import FUSED_OPS, GatedActivation, PlainActivation
 from app.kernels.kernel_table import HOPPER, HOST, TRITON, Candidate, KernelTable
@@ -64,26 +63,11 @@ class DeferredActivation:
         return FUSED_OPS.on(self.gate_up.device).act_and_mul(self.gate_up, self.activation)
 
 
-@dataclass(slots=True, frozen=True)
-class DeferredLayerNorm:
-    """Few rows that each product of `LayerNormOps` layer-norms for itself as it reads them."""
-
-    rows: torch.Tensor  # as they are, [T, K]
-    weight: torch.Tensor  # the norm's, [K]
-    bias: torch.Tensor | None
-    eps: float
-
-    def materialize(self) -> torch.Tensor:
-        """The normed rows [T, K], for any other reader."""
-        return F.layer_norm(self.rows, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-Activations = torch.Tensor | DeferredNorm  # what all products read
-Normed = Activations | DeferredLayerNorm  # what follows a norm
+Activations = torch.Tensor | DeferredNorm  # what follows a norm
 Inputs = Activations | DeferredActivation  # what a product reads
 
 
-def materialize(x: Inputs | DeferredLayerNorm) -> torch.Tensor:
+def materialize(x: Inputs) -> torch.Tensor:
     """x as a plain tensor [T, K]."""
     return x if isinstance(x, torch.Tensor) else x.materialize()
 
@@ -100,22 +84,6 @@ ProductThenNorm = Callable[
     tuple[Activations, torch.Tensor],
 ]
 ActivatedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, PlainActivation], torch.Tensor]
-# The activation that may follow a product, by the name that GatedActivation gives it.
-NormedProduct = Callable[[DeferredLayerNorm, WeightT, torch.Tensor | None, GatedActivation | None], torch.Tensor]
-# (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], its bias or None, eps, whether only
-# products read the norm) -> (layer_norm(s), s), where s = the product, rounded, + residual.
-ProductThenLayerNorm = Callable[
-    [GatedRows, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None, float, bool],
-    tuple[torch.Tensor | DeferredLayerNorm, torch.Tensor],
-]
-
-
-@dataclass(slots=True, frozen=True)
-class LayerNormOps(Generic[WeightT]):
-    """Products between layer norms, which a device may have."""
-
-    linear: NormedProduct[WeightT]  # of rows that are normed as they are read, and an activation, [T, N]
-    linear_add_norm: ProductThenLayerNorm[WeightT]
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,7 +93,6 @@ class LinearOps(Generic[WeightT]):
     linear: Product[WeightT]  # [T, N]
     gated_linear: GatedProduct[WeightT]
     linear_add_norm: ProductThenNorm[WeightT]
-    layer_norm: LayerNormOps[WeightT] | None = None  # None: layer norms are launches of their own
     # The activation of a product in one launch, or in one behind it; None: there is no such kernel.
     activated_linear: ActivatedProduct[WeightT] | None = None
 
@@ -134,7 +101,6 @@ LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
     Candidate("app.kernels.gemm.fixed_rows:OPS", HOST, is_exact=True),
     Candidate("app.kernels.gemm.triton_fixed:OPS", HOPPER, is_exact=True),
-    # "triton_layer_norm:OPS" takes its place once it has been timed on a GPU and its tests of 2 to 4 rows passed.
     Candidate("app.kernels.gemm.triton_small:OPS", TRITON),
     Candidate("app.kernels.gemm.reference:OPS"),
 )

@@ -236,7 +236,7 @@ def small_linear(
     small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps, *arguments(low_rank),
         P=num_squares, BP=next_power_of_2(num_squares), GATED=is_gated, ACT=activation,
-        **constants(low_rank), **tile_options(rows, weight, columns, tile),
+        **constants(low_rank), **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
@@ -269,7 +269,7 @@ def small_linear_add(
         x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total,
         deferred.rows if deferred else None,
         deferred.squares if deferred else None, num_rows, columns, size, x.stride(0), residual.stride(0),
-        *arguments(low_rank), SPLITS=tile.splits, **constants(low_rank), **tile_options(x, weight, columns, tile),
+        *arguments(low_rank), SPLITS=tile.splits, **constants(low_rank), **_options(x, weight, columns, tile),
     )  # fmt: skip
     return deferred, total
 
@@ -280,8 +280,7 @@ def stages_within(num_bytes: int, tile: SmallTile, height: int, num_weights: int
     return max(1, min(tile.num_stages, num_bytes // each))
 
 
-def tile_options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
-    """Keywords of a launch that follow from its tile."""
+def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
     size, height = x.shape[1], max(16, next_power_of_2(x.shape[0]))
     assert size % tile.depth == 0, (size, tile)
     assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"

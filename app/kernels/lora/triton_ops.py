@@ -80,7 +80,7 @@ def linear_add_norm(
 
 def _is_plain(weight: AdaptedWeight) -> bool:
     """True if our products of few rows may make it."""
-    return weight.ops.linear is triton_small.linear
+    return weight.ops is triton_small.OPS
 
 
 def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> tuple[LowRankRows, Hidden] | None:

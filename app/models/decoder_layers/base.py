@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.layer import Layer
 from app.layers.norm import Norm
@@ -31,7 +31,7 @@ class DecoderLayer(Layer, ABC):
 
     @abstractmethod
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """(x after `input_layernorm`, x [T, C]) -> the same of the next layer, whose norm is `next_norm`: each sum is
         normed where it is made, so that one kernel can do both. No next norm in this stage: the sum twice."""

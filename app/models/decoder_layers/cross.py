@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.cross_attention import CrossAttention
 from app.layers.epilogue import AddNorm
@@ -31,8 +31,8 @@ class CrossLayer(DecoderLayer):
         self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.self_attn(normed, AddNorm(x, self.encoder_attn_layer_norm), ctx)
         normed, x = self.encoder_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)
@@ -55,8 +55,8 @@ class NormedSumCrossLayer(DecoderLayer):
         self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         x = materialize(normed)
         normed, _ = self.self_attn(x, AddNorm(x, self.post_attention_layernorm), ctx)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.layer import Layer
@@ -26,7 +26,7 @@ class OneBlockLayer(Layer):
         self.mixer = blocks.attention(ctx, settings, place)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         return self.mixer(normed, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]

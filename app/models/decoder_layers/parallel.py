@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import ForwardContext
 from app.layers.epilogue import PLAIN, AddNorm
 from app.layers.norm import Norm
@@ -19,14 +19,14 @@ class ParallelLayer(DecoderLayer):
     norms = MappingProxyType({"input_layernorm": True})
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         of_mlp = self.of_mlp(normed, x)
         x = x + self.self_attn(normed, PLAIN, ctx)
         return self.mlp(of_mlp, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]
 
-    def of_mlp(self, normed: Normed, x: torch.Tensor) -> Normed:
+    def of_mlp(self, normed: Activations, x: torch.Tensor) -> Activations:
         """Returns what the feed-forward layer reads."""
         return normed
 
@@ -37,6 +37,6 @@ class TwoNormParallelLayer(ParallelLayer):
     norms = MappingProxyType({"input_layernorm": False, "post_attention_layernorm": False})
     post_attention_layernorm: Norm
 
-    def of_mlp(self, normed: Normed, x: torch.Tensor) -> Normed:
+    def of_mlp(self, normed: Activations, x: torch.Tensor) -> Activations:
         """See ParallelLayer.of_mlp."""
         return self.post_attention_layernorm(x)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.layer import Layer
@@ -43,8 +43,8 @@ class PartialLayer(Layer):
         return self.post_attention_layernorm if self.feeds else None
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         if self.attends:
             follows = self.post_attention_layernorm if self.feeds else next_norm

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.context import ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.norm import Norm
@@ -21,8 +21,8 @@ class PostNormLayer(DecoderLayer):
     post_feedforward_layernorm: Norm
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer; of the last one, x after the final norm first."""
         _, x = self.self_attn(x, AddNorm(x, None, first=self.post_attention_layernorm), ctx)
         add = AddNorm(x, next_norm, first=self.post_feedforward_layernorm)
@@ -33,8 +33,8 @@ class NormedSumLayer(PostNormLayer):
     """norm(x + attention(x)), then norm(x + mlp(x)): as the first Transformer did."""
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer."""
         normed, _ = self.self_attn(x, AddNorm(x, self.post_attention_layernorm), ctx)
         normed, _ = self.mlp(normed, AddNorm(materialize(normed), self.post_feedforward_layernorm), ctx)

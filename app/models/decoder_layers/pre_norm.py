@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.norm import Norm
@@ -26,8 +26,8 @@ class PreNormLayer(DecoderLayer):
         self.scale = settings.residual_scale
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm, self.scale), ctx)
         return self.mlp(normed, AddNorm(x, next_norm, self.scale), ctx)  # type: ignore[no-any-return]

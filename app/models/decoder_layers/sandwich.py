@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.norm import Norm
@@ -29,8 +29,8 @@ class SandwichLayer(DecoderLayer):
     post_feedforward_layernorm: Norm
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See PreNormLayer.forward."""
         add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm)
         normed, x = self.self_attn(normed, add, ctx)

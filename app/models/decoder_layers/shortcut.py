@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import PLAIN, AddNorm
 from app.layers.norm import Norm
@@ -27,13 +27,13 @@ class HalfLayer(DecoderLayer):
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, replace(settings, experts=None), place, blocks)
 
-    def attend(self, normed: Normed, x: torch.Tensor, ctx: ForwardContext) -> tuple[Normed, torch.Tensor]:
+    def attend(self, normed: Activations, x: torch.Tensor, ctx: ForwardContext) -> tuple[Activations, torch.Tensor]:
         """Attention: (the sum's norm, the sum)."""
         return self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)  # type: ignore[no-any-return]
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.attend(normed, x, ctx)
         return self.mlp(normed, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]
@@ -51,8 +51,8 @@ class ShortcutLayer(HalfLayer):
         self.second = HalfLayer(ctx, settings, replace(place, cache_index=first + 1), blocks)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.attend(normed, x, ctx)
         shortcut: torch.Tensor = self.shortcut(normed, PLAIN, ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.norm import Norm
@@ -23,8 +23,8 @@ class WeighedSumLayer(PreNormLayer):
         self.post_attention_residual = Weight(torch.empty(settings.hidden_size, dtype=ctx.dtype), REPLICATED)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.self_attn(normed, AddNorm(x * self.input_residual, self.post_attention_layernorm), ctx)
         return self.mlp(normed, AddNorm(x * self.post_attention_residual, next_norm), ctx)  # type: ignore[no-any-return]

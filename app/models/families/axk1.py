@@ -10,7 +10,7 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import renamed
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
 from app.layers.norm import Norm
@@ -35,8 +35,8 @@ class NormedExpertsLayer(PreNormLayer):
         self.post_mlp_layernorm = blocks.norm(ctx, settings, False) if has_experts else None
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)
         return self.mlp(normed, AddNorm(x, next_norm, first=self.post_mlp_layernorm), ctx)  # type: ignore[no-any-return]

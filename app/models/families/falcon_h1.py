@@ -12,7 +12,7 @@ from torch import nn
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import PLAIN, AddNorm, Epilogue, ResultT
 from app.layers.layer import Layer
@@ -64,7 +64,7 @@ class ScaledMLP(Layer):
         self.gate_up_proj, self.down_proj, self.act = mlp.gate_up_proj, mlp.down_proj, mlp.act
         self.scales = gate, down
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return epilogue.after(self.down_proj(self.act(gate * self.scales[0]) * up) * self.scales[1])
@@ -98,8 +98,8 @@ class FalconH1Layer(DecoderLayer):
         self.mlp = ScaledMLP(self.mlp, self.numbers.gate, self.numbers.down)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         read, n = materialize(normed), self.numbers
         mixed: torch.Tensor = self.mamba(read, PLAIN, ctx) * n.mamba_out

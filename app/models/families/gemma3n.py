@@ -15,7 +15,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed, text_name
 from app.errors import ConfigError, UnsupportedError
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import PLAIN, Epilogue, ResultT
 from app.layers.layer import Layer
@@ -120,7 +120,7 @@ class SparseMLP(GatedMLP):
         self.cutoff = float(torch.tensor(cutoff, dtype=ctx.dtype, device="cpu"))
         self.tp, self.width = ctx.groups.tp, s.intermediate_size
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """See GatedMLP.forward."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         mean = self._summed(gate) / self.width
@@ -165,8 +165,8 @@ class Gemma3nLayer(DecoderLayer):
         self.collapse = Streams(ctx, settings, self.count) if last else None
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         streams = x.view(len(x), self.count, self.size) if self.expand is None else self.expand.expand(x)
         predicted = self.altup.predict(streams)

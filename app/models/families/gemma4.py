@@ -17,7 +17,7 @@ from app.checkpoints.tensors.names import Rule, renamed, text_name
 from app.checkpoints.tensors.stacked_experts import stacked_parts
 from app.checkpoints.tensors.tensor_view import computed
 from app.errors import ConfigError, UnsupportedError
-from app.kernels.gemm import Normed
+from app.kernels.gemm import Activations
 from app.kernels.moe import Routing, RoutingRule
 from app.layers.activation import activation
 from app.layers.attention import Attention
@@ -224,8 +224,8 @@ class Gemma4Layer(DecoderLayer):
         self.layer_input = LayerInput(ctx, settings, layout.input_size, place.index) if layout.input_size else None
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm)
         normed, x = self.self_attn(normed, add, ctx)

@@ -13,7 +13,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.tensor_view import split_heads
 from app.errors import UnsupportedError
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
@@ -63,7 +63,9 @@ class NormedSumLayer(DecoderLayer):
         super().__init__(ctx, settings, place, blocks)
         self.of_attention, self.of_mlp = factors
 
-    def forward(self, normed: Normed, x: Any, next_norm: Norm | None, ctx: ForwardContext) -> tuple[Normed, Any]:
+    def forward(
+        self, normed: Activations, x: Any, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, Any]:
         """See DecoderLayer.forward."""
         read, f = materialize(normed), self.of_attention
         normed, _ = self.self_attn(read, AddNorm(read * f.read, self.post_attention_layernorm, f.given), ctx)

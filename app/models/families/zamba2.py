@@ -19,7 +19,7 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
 from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import ConfigError, UnsupportedError
-from app.kernels.gemm import Normed, materialize
+from app.kernels.gemm import Activations, materialize
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import PLAIN, AddNorm, Epilogue, ResultT
@@ -133,7 +133,7 @@ class AdaptedAttention(Attention):
         """Give queries, keys and values products of this layer's own."""
         self.adapters = nn.ModuleDict({part: Adapter(ctx, width, rank, {"adapter": size}) for part in "qkv"})
 
-    def project(self, x: Normed) -> torch.Tensor:
+    def project(self, x: Activations) -> torch.Tensor:
         """See Attention.project."""
         x = materialize(x)
         projected = super().project(x)
@@ -149,7 +149,7 @@ class AdaptedMLP(GatedMLP):
         """Give gate and up that product."""
         self.adapter = Adapter(ctx, hidden_size, rank, {"gate_up": size, "up_up": size})
 
-    def forward(self, x: Normed, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """See GatedMLP.forward."""
         x = materialize(x)
         gate, up = (self.gate_up_proj(x) + self.adapter(x)).chunk(2, dim=-1)
@@ -197,8 +197,8 @@ class HybridLayer(Layer):
         self.mixer = Mamba2(ctx, size, shape.mamba, place.cache_index)
 
     def forward(
-        self, normed: Normed, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
-    ) -> tuple[Normed, torch.Tensor]:
+        self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
+    ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
         read = self.attention_norm(torch.cat((x, ctx.memo[EMBEDDED]), dim=1))
         attended: torch.Tensor = self.self_attn(read, PLAIN, ctx)

@@ -13,13 +13,12 @@ from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.fused import triton_ops as fused_kernels
-from app.kernels.gemm import LINEAR_OPS, DeferredLayerNorm, DeferredNorm, triton_layer_norm, triton_small
+from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
 from app.layers.context import BuildContext, ForwardContext
 from app.loading.loader import load_model
 from app.models.decoder import CausalLM
 from app.worker.attention.kv_cache import KVCacheSpec
 from tests.models.families.expert_variants import LATENT, LATENT_YARN
-from tests.models.families.test_families import VARIANTS
 from tests.tiny_models import hf_model, tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,35 +108,6 @@ def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytes
     hidden.append(step(model, caches, token_ids[10:13], 10))
     hidden.append(step(model, caches, token_ids[13:], 13))
     assert sum(seen) == 2 * 3  # all but the first of two layers' four
-    torch.testing.assert_close(model.raw_logits(torch.cat(hidden)).float().cpu(), truth, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("family", "products"), [("gpt2", 3), ("opt", 3), ("phi", 2), ("stablelm", 3), ("mpt", 3)])
-@torch.inference_mode()
-def test_products_between_layer_norms_equal_transformers(
-    family: str, products: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In fp32 here: layers one behind the other, and blocks beside each other (Phi); gates and none."""
-    monkeypatch.setattr(LINEAR_OPS, "on", lambda *_, **__: triton_layer_norm.OPS)
-    monkeypatch.setattr(triton_layer_norm, "_DTYPES", (torch.float32,))
-    seen: list[bool] = []
-    held_linear = triton_layer_norm.held_linear
-
-    def spy(x: Any, *args: Any, **keywords: Any) -> torch.Tensor:
-        seen.append(isinstance(x, DeferredLayerNorm))
-        return held_linear(x, *args, **keywords)
-
-    monkeypatch.setattr(triton_layer_norm, "held_linear", spy)
-    kind, changes = VARIANTS[family]
-    model, judge = triton_model(kind, **changes), hf_model(tiny_model(kind, **changes))
-    token_ids = torch.randint(3, 331, (14,), generator=torch.Generator().manual_seed(0)).tolist()
-    truth = judge(torch.tensor([token_ids], device=judge.device)).logits[0].float().cpu()
-    caches = empty_caches(model)
-    hidden = [step(model, caches, token_ids[:10], 0)]
-    assert not seen
-    hidden.append(step(model, caches, token_ids[10:13], 10))
-    assert sum(seen) == products  # of two layers, all that read a norm but the first
-    hidden.append(step(model, caches, token_ids[13:], 13))
     torch.testing.assert_close(model.raw_logits(torch.cat(hidden)).float().cpu(), truth, rtol=1e-3, atol=1e-3)
 
 
