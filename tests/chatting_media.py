@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen_vl": GRID,
     "glm_ocr": GRID,
     "paddleocr_vl": GRID,
+    "kimi": {"media_proc_cfg": {"patch_size": 4, "merge_kernel_size": 2, "in_patch_limit": 64}},
     "clip": {**SQUARE, "do_center_crop": False},
     "llava_onevision": {**SQUARE, "image_grid_pinpoints": SHAPES},
     "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},

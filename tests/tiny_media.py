@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from app.media.processors.llava_onevision import LlavaOnevisionProcessor
 from app.media.processors.phi4 import Phi4Processor
 from app.records.media import MediaAsk, MediaItem
+from tests.tiny_kimi import write_kimi
 from tests.tiny_models import _root
 
 IMAGE = 300  # the placeholder of every tiny model
@@ -69,6 +70,7 @@ class Tiny:
     has_breaks: bool = False  # a token of text behind each row
     is_text_class: bool = False  # transformers has it among models of text
     seed: int = 0  # one with which no answer holds a picture's token
+    write: Callable[[PreTrainedModel, Path], Any] = PreTrainedModel.save_pretrained
 
 
 def normalized(item: MediaItem) -> torch.Tensor:
@@ -223,6 +225,12 @@ GEMMA4_IDS = {
     **{"image_token_id": IMAGE, "video_token_id": 301, "audio_token_id": 305, "boi_token_id": 302},
     **{"eoi_token_id": 303, "tie_word_embeddings": True},
 }
+KIMI_TEXT = {
+    **{name: value for name, value in TEXT.items() if name not in ("head_dim", "num_key_value_heads")},
+    **{"model_type": "deepseek_v3", "num_key_value_heads": 2, "moe_intermediate_size": 24, "n_routed_experts": 4},
+    **{"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16},
+    **{"q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16},
+}
 LLAMA4_TEXT = {
     **{**TEXT, "intermediate_size": 48, "intermediate_size_mlp": 112, "num_local_experts": 4, "num_hidden_layers": 4},
     **{"num_experts_per_tok": 1, "attention_chunk_size": 512, "floor_scale": 16},
@@ -373,6 +381,18 @@ MODELS: dict[str, Tiny] = {
         _row_by_row,
         _qwen_layout,
     ),
+    "kimi_k25": Tiny(
+        "kimi_k25",
+        {
+            **{"image_token_id": IMAGE, "video_token_id": 301, "projection_hidden_size": 32},
+            **{"tie_word_embeddings": False, "text_config": KIMI_TEXT},
+            "vision_config": {**EYES, "pos_emb_height": 6, "pos_emb_width": 6},
+        },
+        _row_by_row,
+        _qwen_layout,
+        types="",
+        write=write_kimi,
+    ),
     "llama4": Tiny(
         "llama4",
         {
@@ -477,7 +497,7 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
             elif own.endswith((".std_bias", ".std_scale")):
                 buffer.uniform_(0.5, 1.5)
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
-    model.save_pretrained(directory)
+    tiny.write(model, directory)
     (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
     return directory
 

@@ -78,8 +78,10 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "InternVLForConditionalGeneration": "app.models.multimodal.internvl:InternVLForConditionalGeneration",
         "JambaForCausalLM": "app.models.families.jamba:JambaForCausalLM",
         "JetMoeForCausalLM": "app.models.families.jetmoe:JetMoeForCausalLM",
-        "KimiK25ForConditionalGeneration": "app.models.families.deepseek:KimiK25ForCausalLM",  # text only
+        "KimiK25ForConditionalGeneration": "app.models.multimodal.kimi:KimiForConditionalGeneration",
         "KimiLinearForCausalLM": "app.models.families.kimi_linear:KimiLinearForCausalLM",
+        "KimiVLForConditionalGeneration": "app.models.multimodal.kimi:KimiForConditionalGeneration",
+        "Kimi_K25ForConditionalGeneration": "app.models.multimodal.kimi:KimiForConditionalGeneration",  # transformers'
         "AquilaForCausalLM": "app.models.families.llama:LlamaForCausalLM",  # Llama under another name, as the next
         "LLaMAForCausalLM": "app.models.families.llama:LlamaForCausalLM",
         "LlamaForCausalLM": "app.models.families.llama:LlamaForCausalLM",

@@ -24,6 +24,8 @@ PROCESSORS = {
     "siglip": "clip_tower",
     "llava": "clip",
     "llava_onevision": "llava_onevision",
+    "kimi_k25": "kimi",
+    "kimi_vl": "kimi",
     "gemma3": "gemma3",
     "gemma4": "gemma4",
     "llama4": "llama4",
@@ -60,11 +62,12 @@ _DEFAULT_AUDIO_IDS = {
 }
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
-_IMAGE_FIELDS = ("image_token_id", "image_token_index")
+_IMAGE_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_655),
+    **dict.fromkeys(("kimi_k25", "kimi_vl"), 163_605),
     **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
 }
 

@@ -16,7 +16,12 @@ VISION_FIELDS: Mapping[str, Kind] = {
     ),
     **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), _SIZE),
     "pixel_shuffle_ratio": number(above=0.06, most=1),
-    **dict.fromkeys(("depth", "num_hidden_layers", "head_dim"), whole(1, 1 << 10)),
+    **dict.fromkeys(("depth", "num_hidden_layers", "vt_num_hidden_layers", "head_dim"), whole(1, 1 << 10)),
+    **dict.fromkeys(("vt_hidden_size", "vt_intermediate_size", "vt_num_attention_heads"), _SIZE),
+    **dict.fromkeys(
+        ("pos_emb_height", "pos_emb_width", "init_pos_emb_height", "init_pos_emb_width"), whole(1, 1 << 10)
+    ),
+    "merge_kernel_size": either(whole(1, 16), several(whole(1, 16), 2, 2)),
     **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "scale_factor", "pooling_kernel_size"), whole(1, 16)),
     **dict.fromkeys(("patch_size", "image_size", "crop_size"), _SIDE),
     "feature_layer": _LAYER,

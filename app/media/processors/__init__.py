@@ -15,6 +15,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "glm_ocr": "app.media.processors.glm_ocr:GlmOcrProcessor",
         "idefics3": "app.media.processors.idefics3:Idefics3Processor",
         "internvl": "app.media.processors.internvl:InternVLProcessor",
+        "kimi": "app.media.processors.kimi:KimiProcessor",
         "lighton_ocr": "app.media.processors.lighton_ocr:LightOnOcrProcessor",
         "llama4": "app.media.processors.llama4:Llama4Processor",
         "llava_onevision": "app.media.processors.llava_onevision:LlavaOnevisionProcessor",

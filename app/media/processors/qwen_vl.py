@@ -76,13 +76,17 @@ class QwenVLProcessor(Processor):
 
     def pixels(self, image: Pixels, layout: Layout) -> Pixels:
         """[H, W, 3] -> [patches, 3, patch, patch]; patches of one token follow each other."""
-        _, rows, columns = layout.grid
-        patch, merge = self._patch, self._merge
         image = resized(image, layout.size, self.settings["resample"])
-        cut = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
+        return grouped_patches(image, self._patch, self._merge)
 
     def low(self) -> dict[str, Any]:
         """See Processor."""
         most = min(self._most, LOW_SIDE**2)
         return {**self.settings, "max_pixels": most, "min_pixels": min(self._least, most)}
+
+
+def grouped_patches(image: Pixels, patch: int, merge: int) -> Pixels:
+    """[H, W, 3] of whole groups -> [patches, 3, patch, patch]; those of one token follow each other."""
+    rows, columns = image.shape[0] // patch, image.shape[1] // patch
+    cut = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+    return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.names import text_name
 from app.errors import UnsupportedError
 from app.kernels.moe import GroupScore, RoutingRule
 from app.layers.experts.settings import ExpertSettings
@@ -74,21 +72,6 @@ class DeepseekV3ForCausalLM(LatentCausalLM):
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
         return replace(LatentCausalLM.settings(info), experts=expert_settings(info, _V3))
-
-
-class KimiK25ForCausalLM(DeepseekV3ForCausalLM):
-    """The text part of Kimi K2.5; what sees images is left out."""
-
-    @staticmethod
-    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Those of the text part."""
-        own = text_name(name)
-        return [] if own is None else DeepseekV3ForCausalLM.tensors(settings, own, tensor)
-
-    def own_name(self, name: str) -> str | None:
-        """See EngineModel.own_name."""
-        own = text_name(name)
-        return None if own is None else super().own_name(own)
 
 
 class Glm4MoeLiteForCausalLM(LatentCausalLM):

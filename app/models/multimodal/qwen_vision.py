@@ -167,11 +167,16 @@ class GridVision(MediaEncoder):
         x: torch.Tensor = self.patch_embed(pixels)
         if table.order is not None:
             x = x.index_select(0, table.order)
+        placed = self.placed(table, picture.grid)
+        return x if placed is None else x + placed.repeat(picture.grid[0], 1)
+
+    def placed(self, table: GridTables, grid: Grid) -> torch.Tensor | None:
+        """Learned positions of a frame's patches [T, E], in their order; None: there are none. Not kept: as large as
+        the patches themselves."""
         if table.neighbours is None or self.pos_embed is None:
-            return x
-        # Not kept: as large as the patches themselves.
-        positions: torch.Tensor = (self.pos_embed(table.neighbours.indices) * table.neighbours.shares).sum(0)
-        return x + positions.repeat(picture.grid[0], 1)
+            return None
+        found: torch.Tensor = (self.pos_embed(table.neighbours.indices) * table.neighbours.shares).sum(0)
+        return found
 
     def _in_order(self, merged: torch.Tensor, tables: Sequence[GridTables]) -> torch.Tensor:
         """Tokens as the processor counts them."""
@@ -329,9 +334,15 @@ def with_sections(info: ModelInfo, ropes: Ropes, sections: tuple[int, ...]) -> R
 
 def _merge_order(height: int, width: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Row and column of each patch of a frame, those of one token side by side."""
-    shape = (height // merge, merge, width // merge, merge)
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    return rows.view(shape).transpose(1, 2).flatten(), columns.view(shape).transpose(1, 2).flatten()
+    return in_merge_order(rows, merge), in_merge_order(columns, merge)
+
+
+def in_merge_order(frame: torch.Tensor, merge: int) -> torch.Tensor:
+    """Returns what a frame's patches have, [rows, columns, ...] -> [T, ...], those of one token side by side."""
+    height, width, *rest = frame.shape
+    cut = frame.reshape(height // merge, merge, width // merge, merge, *rest)
+    return cut.transpose(1, 2).flatten(0, 3)
 
 
 def _between(places: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -114,7 +114,7 @@ def test_the_first_one_has_attention_of_llama(tmp_path: Path) -> None:
 
 
 def test_the_text_part_of_kimi_k25(tmp_path: Path) -> None:
-    """As published: its own names around DeepSeek V3, beside what sees images."""
+    """Of a checkpoint whose config.json says nothing of what sees (`multimodal/test_kimi.py` looks at pictures)."""
     family, changes = EXPERT_VARIANTS["deepseek_v3-plain"]
     plain = tiny_model(family, **changes)
     tensors = {f"language_model.{name}": x for name, x in load_file(plain / "model.safetensors").items()}
