@@ -231,6 +231,12 @@ KIMI_TEXT = {
     **{"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16},
     **{"q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16},
 }
+GLM_TEXT = {name: value for name, value in TEXT.items() if name != "head_dim"}
+HALF_TURNED = {"partial_rotary_factor": 0.5}
+GLM4V_EYES = {
+    **{**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "image_size": 24},
+    "initializer_range": 0.2,
+}
 LLAMA4_TEXT = {
     **{**TEXT, "intermediate_size": 48, "intermediate_size_mlp": 112, "num_local_experts": 4, "num_hidden_layers": 4},
     **{"num_experts_per_tok": 1, "attention_chunk_size": 512, "floor_scale": 16},
@@ -368,6 +374,29 @@ MODELS: dict[str, Tiny] = {
             **{**QWEN_IDS, "image_start_token_id": 302, "image_end_token_id": 303},
             "text_config": {**TEXT, "rope_parameters": SECTIONS},
             "vision_config": {**QWEN_EYES, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64},
+        },
+        _qwen,
+        _qwen_layout,
+    ),
+    "glm4v": Tiny(
+        "glm4v",
+        {
+            **QWEN_IDS,
+            "text_config": {**GLM_TEXT, "rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2], **HALF_TURNED}},
+            "vision_config": GLM4V_EYES,
+        },
+        _qwen,
+        _qwen_layout,
+    ),
+    "glm4v_moe": Tiny(
+        "glm4v_moe",
+        {
+            **QWEN_IDS,
+            "text_config": {
+                **{**TEXT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1},
+                "rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2], **HALF_TURNED},
+            },
+            "vision_config": {**GLM4V_EYES, "attention_bias": True},
         },
         _qwen,
         _qwen_layout,

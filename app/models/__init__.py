@@ -64,6 +64,8 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Glm4MoeForCausalLM": "app.models.families.glm4_moe:Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM": "app.models.families.deepseek:Glm4MoeLiteForCausalLM",
         "Glm4ForCausalLM": "app.models.families.glm4:Glm4ForCausalLM",
+        "Glm4vForConditionalGeneration": "app.models.multimodal.glm4v:Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration": "app.models.multimodal.glm4v:Glm4vMoeForConditionalGeneration",
         "GlmOcrForConditionalGeneration": "app.models.multimodal.glm_ocr:GlmOcrForConditionalGeneration",
         "GlmForCausalLM": "app.models.families.glm4:GlmForCausalLM",
         "GptOssForCausalLM": "app.models.families.gpt_oss:GptOssForCausalLM",

@@ -31,6 +31,8 @@ PROCESSORS = {
     "llama4": "llama4",
     "lighton_ocr": "lighton_ocr",
     "glm_ocr": "glm_ocr",
+    "glm4v": "glm_ocr",
+    "glm4v_moe": "glm_ocr",
     "paddleocr_vl": "paddleocr_vl",
     "mistral3": "pixtral",
     "phi4_multimodal": "phi4",
@@ -67,6 +69,7 @@ _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_655),
+    **{"glm4v": 151_343, "glm4v_moe": 151_363},
     **dict.fromkeys(("kimi_k25", "kimi_vl"), 163_605),
     **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
 }

@@ -3,9 +3,10 @@ with sections of positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.names import is_behind_last_layer
+from app.checkpoints.tensors.names import Rule, is_behind_last_layer
 from app.kernels.fused.reference import rotate
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
@@ -72,29 +73,40 @@ class GlmMerger(GatedBlock):
 class GlmOcrVision(GridVision):
     """See the head of this file."""
 
-    rules = ((r"^visual\.", ""), (r"^patch_embed\.proj\.", "patch_embed."))
+    rules: ClassVar[Sequence[Rule]] = ((r"^visual\.", ""), (r"^patch_embed\.proj\.", "patch_embed."))
+    defaults: ClassVar[Mapping[str, Any]] = GLM_OCR
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
-        v = VisionConfig(info, GLM_OCR)
-        size, heads, out = v.whole("hidden_size"), v.whole("num_heads"), v.whole("out_hidden_size")
-        eps, act, bias = v.number("rms_norm_eps"), v.text("hidden_act"), v.flag("attention_bias")
-        self.size, self.head_dim, self.dtype, self.device = size, heads_of(size, heads, info), ctx.dtype, ctx.device
+        v = VisionConfig(info, self.defaults)
+        size, out = v.whole("hidden_size"), v.whole("out_hidden_size")
+        self.size, self.head_dim = size, heads_of(size, v.whole("num_heads"), info)
+        self.dtype, self.device = ctx.dtype, ctx.device
         self.patch, self.frames = v.side("patch_size"), v.whole("temporal_patch_size")
         self.merge = v.whole("spatial_merge_size")
         self.normalization = Normalization.of(info, CLIP_MEAN, CLIP_STD)
-        self.patch_embed = PatchEmbedding(ctx, size, (3, self.frames, self.patch, self.patch), bias=True)
-        self.blocks = nn.ModuleList(
-            VisionBlock(
-                (RMSNorm(ctx, size, eps), RMSNorm(ctx, size, eps)),
-                GlmAttention(ctx, size, heads, eps, bias=bias),
-                GatedBlock(ctx, size, v.whole("intermediate_size"), act, bias=bias),
-            )
-            for _ in range(v.whole("depth"))
-        )
-        self.post_layernorm = RMSNorm(ctx, size, eps)
+        self.patch_embed = self.patches(ctx, v, (3, self.frames, self.patch, self.patch))
+        self.blocks = nn.ModuleList(self.block(ctx, v) for _ in range(v.whole("depth")))
+        self.post_layernorm = RMSNorm(ctx, size, v.number("rms_norm_eps"))
         self.downsample = PatchEmbedding(ctx, out, (size, self.merge, self.merge), bias=True)
-        self.merger = GlmMerger(ctx, out, out * v.whole("in_channels"), act)
+        self.merger = GlmMerger(ctx, out, self.merged_inner(v), v.text("hidden_act"))
+
+    def patches(self, ctx: BuildContext, v: VisionConfig, patch: tuple[int, ...]) -> PatchEmbedding:
+        """Embeds patches."""
+        return PatchEmbedding(ctx, self.size, patch, bias=True)
+
+    def block(self, ctx: BuildContext, v: VisionConfig) -> VisionBlock:
+        """One of the blocks."""
+        eps, bias = v.number("rms_norm_eps"), v.flag("attention_bias")
+        return VisionBlock(
+            (RMSNorm(ctx, self.size, eps), RMSNorm(ctx, self.size, eps)),
+            GlmAttention(ctx, self.size, v.whole("num_heads"), eps, bias=bias),
+            GatedBlock(ctx, self.size, v.whole("intermediate_size"), v.text("hidden_act"), bias=bias),
+        )
+
+    def merged_inner(self, v: VisionConfig) -> int:
+        """The inner width of the merger."""
+        return v.whole("out_hidden_size") * v.whole("in_channels")
 
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
         """See GridVision."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
@@ -18,7 +17,7 @@ from app.layers.layer_norm import LayerNorm
 from app.layers.weight import REPLICATED, Weight
 from app.models.families.deepseek import DeepseekV3ForCausalLM
 from app.models.multimodal.base import MediaEncoder, MediaModel
-from app.models.multimodal.qwen_vision import Grid, GridTables, GridVision, PatchMerger, heads_of, in_merge_order
+from app.models.multimodal.qwen_vision import Grid, GridTables, GridVision, PatchMerger, heads_of, stretched
 from app.models.multimodal.vision_config import HALF, Normalization, VisionConfig
 from app.models.multimodal.vision_layers import FusedAttention, PatchEmbedding, PlainBlock, VisionBlock
 
@@ -73,10 +72,8 @@ class MoonVision(GridVision):
         self.merger = PatchMerger(ctx, norm, size, size * self.merge**2, info.hidden_size, norms_merged=False)
 
     def placed(self, table: GridTables, grid: Grid) -> torch.Tensor:
-        """See GridVision: as a picture would be resized."""
-        _, height, width = grid
-        stretched = F.interpolate(self.positions.permute(2, 0, 1)[None], (height, width), mode="bicubic")[0]
-        return in_merge_order(stretched.permute(1, 2, 0), self.merge)
+        """See GridVision."""
+        return stretched(self.positions, grid, self.merge)
 
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
         """See GridVision."""

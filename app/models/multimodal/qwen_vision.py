@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
@@ -350,6 +351,12 @@ def _between(places: torch.Tensor, size: int, side: int) -> tuple[torch.Tensor, 
     exact = places.float() * (side - 1) / max(size - 1, 1)
     low = exact.floor()
     return low.long(), (low.long() + 1).clamp(max=side - 1), exact - low
+
+
+def stretched(positions: torch.Tensor, grid: Grid, merge: int) -> torch.Tensor:
+    """Learned positions [rows, columns, E] as a picture would be resized to a grid, in the order of its patches."""
+    resized = F.interpolate(positions.permute(2, 0, 1)[None], grid[1:], mode="bicubic")[0]
+    return in_merge_order(resized.permute(1, 2, 0), merge)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -86,11 +86,13 @@ class VisionAttention(Layer):
 class FusedAttention(Layer):
     """The same with one product for queries, keys and values, and one launch that rotates queries and keys."""
 
-    def __init__(self, ctx: BuildContext, size: int, num_heads: int) -> None:
+    def __init__(
+        self, ctx: BuildContext, size: int, num_heads: int, *, bias: bool = True, output_bias: bool = True
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, size // num_heads
-        self.qkv = ReplicatedLinear(ctx, size, 3 * size)
-        self.proj = ReplicatedLinear(ctx, size, size)
+        self.qkv = ReplicatedLinear(ctx, size, 3 * size, bias)
+        self.proj = ReplicatedLinear(ctx, size, size, output_bias)
         self._turned = TurnedHeads(ctx, num_heads, num_heads, self.head_dim)
 
     def forward(self, x: torch.Tensor, span: Span) -> torch.Tensor:

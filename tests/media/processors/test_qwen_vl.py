@@ -20,6 +20,7 @@ SMALL = {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 9000
 JUDGES: dict[str, tuple[type[QwenVLProcessor], str, dict[str, Any]]] = {
     "qwen2_vl": (QwenVLProcessor, "Qwen2VLImageProcessorPil", {}),
     "qwen2_vl small": (QwenVLProcessor, "Qwen2VLImageProcessorPil", SMALL),
+    "glm4v": (GlmOcrProcessor, "Glm4vImageProcessorPil", {}),
     "glm46v": (GlmOcrProcessor, "Glm46VImageProcessorPil", {}),
     "glm46v small": (GlmOcrProcessor, "Glm46VImageProcessorPil", SMALL),
     "paddleocr_vl": (PaddleOcrVlProcessor, "PaddleOCRVLImageProcessorPil", {}),

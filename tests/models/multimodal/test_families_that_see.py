@@ -11,6 +11,7 @@ import torch
 from app.models.multimodal import (
     gemma3,
     gemma4,
+    glm4v,
     glm_ocr,
     idefics3,
     internvl,
@@ -42,6 +43,8 @@ CLASSES: dict[str, type[MediaModel]] = {
     "lighton_ocr": lighton_ocr.LightOnOcrForConditionalGeneration,
     "glm_ocr": glm_ocr.GlmOcrForConditionalGeneration,
     "paddleocr_vl": paddleocr_vl.PaddleOCRVLForConditionalGeneration,
+    "glm4v": glm4v.Glm4vForConditionalGeneration,
+    "glm4v_moe": glm4v.Glm4vMoeForConditionalGeneration,
     "kimi_k25": kimi.KimiForConditionalGeneration,
     "llama4": llama4.Llama4ForConditionalGeneration,
     **dict.fromkeys(("gemma4", "gemma4-whole"), gemma4.Gemma4ForConditionalGeneration),
