@@ -13,6 +13,7 @@ _RENAMED = {
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "feed_forward.expert_bias": "exp_probs_b.bias",
@@ -40,15 +41,17 @@ def parts_of(name: str, parameter: torch.Tensor, config: Mapping[str, Any]) -> l
     rest = name.partition(".layers.")[2]
     layer, _, rest = rest.partition(".")
     found: dict[str, torch.Tensor] = {}
-    if rest in _RENAMED:
+    if rest == "shared_mlp.output_linear.weight" and config.get("num_local_experts") == 0:
+        found = {"ffn_down.weight": parameter}
+    elif rest in _RENAMED:
         found = {_RENAMED[rest]: parameter.squeeze(0)}
     elif rest.endswith("shared_expert_gate.weight"):
         found = {"ffn_gate_inp_shexp.weight": parameter[0]}
     elif rest.endswith("kv_b_proj.weight"):
         found = _keys_and_values(parameter, config)
     elif rest.endswith("shared_mlp.input_linear.weight"):
-        gate, up = parameter.chunk(2)
-        found = {"ffn_gate_shexp.weight": gate, "ffn_up_shexp.weight": up}
+        (gate, up), end = parameter.chunk(2), "" if config.get("num_local_experts") == 0 else "_shexp"
+        found = {f"ffn_gate{end}.weight": gate, f"ffn_up{end}.weight": up}
     elif ".experts." in rest:
         found = _experts(rest.rpartition(".experts.")[2], parameter, config)
     if config.get("one_by_one"):
@@ -76,6 +79,8 @@ def _experts(rest: str, values: torch.Tensor, config: Mapping[str, Any]) -> dict
         values = values.transpose(1, 2)
     if rest.startswith("down_proj"):
         return {f"ffn_down_exps.{leaf}": values}
+    if rest.startswith("up_proj"):  # without gates
+        return {f"ffn_up_exps.{leaf}": values}
     if config["model_type"] == "gpt_oss":
         gate, up = values[:, 0::2], values[:, 1::2]
     elif config.get("fused"):
@@ -93,7 +98,8 @@ def expert_sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]
     count = next((config[name] for name in names if config.get(name)), None)
     if count is None:
         return {}
-    chosen = config.get("moe_k") or config["num_experts_per_tok"]
+    names = ("moe_k", "num_experts_per_tok", "num_experts_per_token")
+    chosen = next(config[name] for name in names if config.get(name))
     found: dict[str, Any] = {"expert_count": count, "expert_used_count": chosen}
     if config["model_type"] in ("gpt_oss", "llama4_text"):
         found["expert_feed_forward_length"] = config["intermediate_size"]

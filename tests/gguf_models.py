@@ -17,12 +17,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.gguf_experts import expert_sizes, is_plain, parts_of, stored_tensors
-from tests.gguf_states import PLAIN, state_sizes, state_tensors
+from tests.gguf_states import is_never_quantized, state_sizes, state_tensors
 from tests.tiny_models import hf_model
 
 Types = Callable[[str], str]  # GGUF's name of a tensor -> its type
 _HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-_PERMUTED = ("llama", "granite", "granitemoe")
+_PERMUTED = ("llama", "granite", "granitemoe", "granitehybrid")
 _SHIFTED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 
 
@@ -79,7 +79,7 @@ def write_gguf(
             continue
         of_states = list(state_tensors(name, parameter, config, architecture))
         for own, written, restore in of_states:
-            kind = "F32" if own.split(".")[2] in PLAIN else types(own)
+            kind = "F32" if is_never_quantized(own) else types(own)
             raw, numbers = _stored(written.contiguous().numpy(), kind, number)
             writer.add_tensor(own, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
             restore(torch.from_numpy(numbers.copy()))
@@ -89,7 +89,7 @@ def write_gguf(
         published = names.get_name(module) or names.get_name(module.replace("model.", "backbone.", 1))
         for own, values in parts_of(name, parameter, config) or [(f"{published}.{leaf}", parameter)]:
             permuted = architecture in _PERMUTED and re.search(r"[qk]_proj$", module)
-            heads = config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
+            heads = config.get("num_attention_heads" if "q_proj" in module else "num_key_value_heads", 1)
             stored = _permuted(values, heads) if permuted else values
             shift = 1 if architecture in _SHIFTED and name.endswith("norm.weight") else 0
             kind = "F32" if is_plain(own, values) else types(own)
@@ -135,7 +135,7 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """The keys that llama.cpp's converter writes for an architecture, and no others."""
     rope = config.get("rope_parameters") or {}
     head_dim = config.get("head_dim")
-    whole = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    whole = head_dim or config["hidden_size"] // config.get("num_attention_heads", 1)
     more: dict[str, Any] = {}
     if architecture in ("llama", "phi3", "granite", "granitemoe", "glm4moe", "llama4"):
         more["{arch}.rope.dimension_count"] = int(whole * rope.get("partial_rotary_factor", 1.0))
@@ -152,12 +152,12 @@ def _sizes(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {
         **more,
         "{arch}.vocab_size": config["vocab_size"],
-        "{arch}.context_length": config["max_position_embeddings"],
+        "{arch}.context_length": config.get("max_position_embeddings") or config.get("model_max_length"),
         "{arch}.embedding_length": config["hidden_size"],
         "{arch}.block_count": config["num_hidden_layers"],
-        "{arch}.feed_forward_length": config["intermediate_size"],
-        "{arch}.attention.head_count": config["num_attention_heads"],
-        "{arch}.attention.head_count_kv": config["num_key_value_heads"],
+        "{arch}.feed_forward_length": config.get("intermediate_size"),
+        "{arch}.attention.head_count": config.get("num_attention_heads"),
+        "{arch}.attention.head_count_kv": config.get("num_key_value_heads"),
         "{arch}.attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config.get("norm_eps") or 1e-5,
         "{arch}.rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10_000.0)),
     }

@@ -3,24 +3,27 @@ reorders heads of values), as the numbers that it writes and the way back from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-Restore = Callable[[torch.Tensor], object]  # takes in what the file's numbers stand for
+from tests.gguf_kimi import kimi_sizes, kimi_tensors
+from tests.gguf_mamba import MAMBA_TYPES, Restore, mamba_sizes, mamba_tensors
+
 _NAMES = {
     **{"in_proj_qkv.weight": "attn_qkv.weight", "in_proj_z.weight": "attn_gate.weight", "A_log": "ssm_a"},
     **{"in_proj_a.weight": "ssm_alpha.weight", "in_proj_b.weight": "ssm_beta.weight", "dt_bias": "ssm_dt.bias"},
     **{"conv1d.weight": "ssm_conv1d.weight", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"},
     "in_proj_ba.weight": "ssm_ba.weight",
 }
-_SPACE_NAMES = {
-    **{"in_proj.weight": "ssm_in.weight", "out_proj.weight": "ssm_out.weight", "A_log": "ssm_a", "D": "ssm_d"},
-    **{"conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias"},
-    "norm.weight": "ssm_norm.weight",
-}
-PLAIN = ("ssm_d", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "shortconv")  # what the converter never quantizes
+_PLAIN = re.compile(r"blk\.\d+\.(ssm_(d|a|conv1d|conv1d_[qkv]|\w*norm)|shortconv|\w+norm)\b.*|.*\.bias")
+
+
+def is_never_quantized(own: str) -> bool:
+    """True of what the converter writes as F32 whatever type is asked for."""
+    return _PLAIN.fullmatch(own) is not None
 
 
 def state_tensors(
@@ -31,8 +34,11 @@ def state_tensors(
         kernel = parameter.squeeze(1)
         yield f"blk.{name.split('.')[2]}.shortconv.conv.weight", kernel, kernel.copy_
         return
-    if "mamba_num_heads" in config:
-        yield from _space_tensors(name, parameter, config)
+    if config["model_type"] in MAMBA_TYPES:
+        yield from mamba_tensors(name, parameter, config)
+        return
+    if config["model_type"] == "kimi_linear":
+        yield from kimi_tensors(name, parameter)
         return
     layer, _, part = name.partition(".layers.")[2].partition(".linear_attn.")
     if not part:
@@ -66,22 +72,6 @@ def state_tensors(
         yield _together(own, pieces)
 
 
-def _space_tensors(
-    name: str, parameter: torch.Tensor, config: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Tensor, Restore]]:
-    """Those of Mamba2Model: vectors of heads as columns, weights of norms by groups."""
-    layer, _, part = name.partition(".layers.")[2].partition(".mixer.")
-    if part not in _SPACE_NAMES:
-        return
-    own = f"blk.{layer}.{_SPACE_NAMES[part]}"
-    if part == "A_log":
-        yield own, -parameter.exp()[:, None], lambda x: parameter.copy_((-x[:, 0]).log())
-        return
-    shape = {"D": (-1, 1), "conv1d.weight": parameter.squeeze().shape, "norm.weight": (config["n_groups"], -1)}
-    written = parameter.view(shape.get(part, parameter.shape))
-    yield own, written, lambda x: parameter.copy_(x.view(parameter.shape))
-
-
 def _tiled(x: torch.Tensor, axis: int, keys: int, each: int) -> torch.Tensor:
     """A view: of heads that lie beside those of the same key, one of each key after the other."""
     return x.unflatten(axis, (keys, each, -1)).transpose(axis, axis + 1)
@@ -109,8 +99,10 @@ def state_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         }
         dense = {"{arch}.leading_dense_block_count": config.get("num_dense_layers"), "{arch}.expert_gating_func": 2}
         return found | (dense if "num_dense_layers" in config else {})
-    if "mamba_num_heads" in config:
-        return _space_sizes(config)
+    if config["model_type"] in MAMBA_TYPES:
+        return mamba_sizes(config)
+    if config["model_type"] == "kimi_linear":
+        return kimi_sizes(config)
     if "linear_num_key_heads" not in config:
         return {}
     rope = config.get("rope_parameters") or {}
@@ -122,21 +114,4 @@ def state_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "{arch}.ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
         "{arch}.full_attention_interval": 4,
         "{arch}.rope.dimension_count": int(config["head_dim"] * rope.get("partial_rotary_factor", 0.25)),
-    }
-
-
-def _space_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of NemotronHModel, whose counts are layer by layer."""
-    kinds = config.get("layers_block_type") or config["layer_types"]
-    marks = ["-" if kind == "mlp" else "*" if kind in ("attention", "full_attention") else "M" for kind in kinds]
-    heads, width = config["num_key_value_heads"], config["intermediate_size"]
-    return {
-        "{arch}.ssm.conv_kernel": config["conv_kernel"],
-        "{arch}.ssm.state_size": config["ssm_state_size"],
-        "{arch}.ssm.group_count": config["n_groups"],
-        "{arch}.ssm.time_step_rank": config["mamba_num_heads"],
-        "{arch}.ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
-        "{arch}.attention.head_count_kv": [heads if mark == "*" else 0 for mark in marks],
-        "{arch}.feed_forward_length": [width if mark == "-" else 0 for mark in marks],
-        "{arch}.attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
     }

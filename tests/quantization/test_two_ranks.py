@@ -159,6 +159,18 @@ def test_experts_of_gguf(family: str, layout: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["nemotron_h_moe", "falcon-h1", "granitehybrid"])
+def test_states_of_gguf(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A projection of five parts, each of which is split."""
+    from tests.checkpoints.gguf.test_space_families import write
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    write(file, family, num_key_value_heads=2).save_pretrained(tmp_path / "judge")
+    check(file, False, TWO)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_block", "int8", "w4"])
 @pytest.mark.parametrize(("family", "layout"), [("llama", "tp2"), ("qwen3_moe", "tp2"), ("qwen3_moe", "ep2")])
 def test_weights_that_are_rounded_while_loading(family: str, quantization: str, layout: str) -> None:

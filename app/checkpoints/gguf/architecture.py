@@ -51,6 +51,7 @@ class Architecture:
     numbers: Mapping[str, str] = field(default_factory=dict)  # the same of keys that need not be there
     derived: Callable[[Keys, GgufHeader], Mapping[str, Any]] = _nothing  # what is no key's value as it is
     rope: Mapping[str, Any] = field(default_factory=dict)  # what its YaRN has beside the metadata
+    attends: bool = True  # False: no layer does, and the metadata have no heads
     pairs: bool = False  # rows of queries and keys lie in the order of rotated pairs
     norm_offset: float = 0.0  # added to norm weights when they were written
     zeros_are_none: bool = False  # of numbers that the metadata have layer by layer, those of layers without such

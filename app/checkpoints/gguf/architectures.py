@@ -9,6 +9,8 @@ from app.checkpoints.gguf.architecture import LAYER, Architecture
 from app.checkpoints.gguf.conv_families import CONV_FAMILIES
 from app.checkpoints.gguf.delta_families import DELTA_FAMILIES
 from app.checkpoints.gguf.expert_families import EXPERT_FAMILIES, MIXTRAL, MULTIPLIERS
+from app.checkpoints.gguf.latent_delta import KIMI_LINEAR
+from app.checkpoints.gguf.mamba_families import FALCON_MAMBA, MAMBA_FAMILIES
 from app.checkpoints.gguf.space_families import SPACE_FAMILIES
 from app.errors import UnsupportedError
 
@@ -36,7 +38,11 @@ ARCHITECTURES = {
     **DELTA_FAMILIES,
     **CONV_FAMILIES,
     **SPACE_FAMILIES,
+    **MAMBA_FAMILIES,
+    "kimi-linear": KIMI_LINEAR,
 }
+# Two families under one name: a key that the second has.
+_OTHERS = (("llama", "expert_count", MIXTRAL), ("mamba", "ssm.dt_b_c_rms", FALCON_MAMBA))
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
@@ -45,4 +51,7 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedError(f"GGUF: unknown general.architecture {name!r}; known: {known}", param="model")
-    return MIXTRAL if name == "llama" and metadata.get("llama.expert_count") else ARCHITECTURES[name]
+    for shared, key, other in _OTHERS:
+        if name == shared and metadata.get(f"{name}.{key}"):
+            return other
+    return ARCHITECTURES[name]

@@ -15,11 +15,10 @@ Tables = Mapping[str, Sequence[float]]  # of rotary frequencies, by their tensor
 # Name in config.json: key behind the architecture's name.
 _SIZES = {
     "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
+_HEADS = {"num_attention_heads": "attention.head_count"}
 _NORM = "attention.layer_norm_rms_epsilon"
 _OPTIONAL_SIZES = {"num_key_value_heads": "attention.head_count_kv", "sliding_window": "attention.sliding_window"}
 _OPTIONAL_NUMBERS = {
@@ -33,15 +32,16 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}
 def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) -> dict[str, Any]:
     """The object, less `quantization_config`. CheckpointError names what the metadata lack."""
     keys = Keys(header.metadata, architecture.zeros_are_none)
-    sizes, numbers = {**_SIZES, **architecture.sizes}, {**_OPTIONAL_NUMBERS, **architecture.numbers}
+    sizes = {**_SIZES, **(_HEADS if architecture.attends else {}), **architecture.sizes}
+    numbers = {**_OPTIONAL_NUMBERS, **architecture.numbers}
     config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in sizes.items()}
-    config["num_hidden_layers"] -= _further_layers(keys, config["num_hidden_layers"])
+    config["num_hidden_layers"] = keys.num_layers()
     config["rms_norm_eps"] = keys.must(_NORM, keys.number(_NORM))
     config |= dict(architecture.config)
     config |= {name: value for name, key in _OPTIONAL_SIZES.items() if (value := keys.size(key))}
     config |= {name: one for name, key in numbers.items() if (one := keys.number(key)) is not None}
     config |= architecture.derived(keys, header)
-    if "kv_lora_rank" not in config:
+    if architecture.attends and "kv_lora_rank" not in config:
         config["head_dim"] = _head_dim(keys, config)
     return {
         "architectures": [architecture.causal_class],
@@ -52,17 +52,9 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
         **config,
         **_biases(header),
         **_attention_scale(architecture.model_type, config),
-        **_rope(keys, architecture, config, tables),
+        **(_rope(keys, architecture, config, tables) if architecture.attends else {}),
         **_token_ids(header.metadata, _vocab_size(header)),
     }
-
-
-def _further_layers(keys: Keys, count: int) -> int:
-    """Layers among `count` that only predict further tokens."""
-    further = keys.size("nextn_predict_layers") or 0
-    if further >= count:
-        raise CheckpointError(f"GGUF: nextn_predict_layers is {further} of {count} layers", param="model")
-    return further
 
 
 def _head_dim(keys: Keys, config: Mapping[str, Any]) -> int:
@@ -90,7 +82,7 @@ def _dtype(header: GgufHeader) -> str:
 
 
 def _biases(header: GgufHeader) -> dict[str, Any]:
-    has = any(f"blk.0.{name}.bias" in header.tensors for name in ("attn_q", "attn_kv_a_mqa"))
+    has = any(name.endswith((".attn_q.bias", ".attn_kv_a_mqa.bias")) for name in header.tensors)
     return {"attention_bias": has, "qkv_bias": has}
 
 

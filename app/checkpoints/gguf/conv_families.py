@@ -10,7 +10,7 @@ from app.checkpoints.gguf.architecture import LAYER, Architecture
 from app.checkpoints.gguf.expert_families import QWEN, SHARED
 from app.checkpoints.gguf.header import GgufHeader
 from app.checkpoints.gguf.keys import Keys
-from app.errors import CheckpointError
+from app.checkpoints.gguf.state_places import arranged_states, has
 
 _CONV = {
     "shortconv.conv": "conv.conv",
@@ -21,38 +21,25 @@ _CONV = {
 
 
 def _derived(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    count, key = keys.must("block_count", keys.size("block_count")), "attention.head_count_kv"
-    heads = keys.of_layers(key)
-    if len(heads) != count:
-        raise CheckpointError(f"GGUF: {key} has {len(heads)} entries for {count} layers", param="model")
+    heads = keys.of_layers("attention.head_count_kv")
     return {
         "layer_types": ["full_attention" if number else "conv" for number in heads],
         "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "block_auto_adjust_ff_dim": False,
-        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in header.tensors),
+        "conv_bias": has(header, "shortconv.conv.bias"),
         "num_dense_layers": keys.size("leading_dense_block_count") or 0,
-        "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in header.tensors),
+        "use_expert_bias": has(header, "exp_probs_b.bias"),
     }
-
-
-def _arranged(places: Mapping[str, dict[str, Any]], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Kernels of convolutions with the size in the middle that transformers has."""
-    found = {}
-    for name, place in places.items():
-        is_kernel = name.endswith(".conv.conv.weight") and len(place["shape"]) == 2
-        channels, *width = place["shape"]
-        found[name] = {**place, "shape": [channels, 1, *width]} if is_kernel else place
-    return found
 
 
 _SIZES = {"conv_L_cache": "shortconv.l_cache"}
 CONV_FAMILIES = {
     "lfm2": Architecture(
         *("lfm2", "Lfm2ForCausalLM", LAYER | _CONV),
-        sizes=_SIZES, derived=_derived, zeros_are_none=True, arranged=_arranged,
+        sizes=_SIZES, derived=_derived, zeros_are_none=True, arranged=arranged_states,
     ),
     "lfm2moe": Architecture(
         *("lfm2_moe", "Lfm2MoeForCausalLM", SHARED | _CONV),
-        sizes=_SIZES | QWEN, derived=_derived, zeros_are_none=True, arranged=_arranged,
+        sizes=_SIZES | QWEN, derived=_derived, zeros_are_none=True, arranged=arranged_states,
     ),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from app.checkpoints.gguf.blocks import BLOCK_TYPES
 from app.checkpoints.gguf.expert_families import QWEN, SHARED, WIDE_SHARED
 from app.checkpoints.gguf.header import GgufHeader
 from app.checkpoints.gguf.keys import Keys
+from app.checkpoints.gguf.state_places import Place, arranged_states
 from app.errors import CheckpointError
 
 _NET = ".linear_attn."
@@ -39,7 +40,6 @@ _SIZES = {
 # What has heads of values, and behind how many rows of queries and keys: twice those of all key heads, or none.
 _OF_VALUES = {"in_proj_v.weight": 0, "in_proj_z.weight": 0, "in_proj_a.weight": 0, "in_proj_b.weight": 0}
 _OF_VALUES |= {"A_log": 0, "dt_bias": 0, "conv1d.weight": 2}
-Place = dict[str, Any]
 
 
 def _derived(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
@@ -54,8 +54,8 @@ def _derived(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 def _arranged(places: Mapping[str, Place], config: Mapping[str, Any]) -> dict[str, Place]:
     """Places under the names that a delta net of ours has. CheckpointError: a shape is not of the heads."""
     found: dict[str, Place] = {}
-    for name, place in places.items():
-        found |= {name: place} if _NET not in name else _of_net(name, place, config)
+    for name, place in arranged_states(places, config).items():
+        found |= _of_net(name, place, config)
     return found
 
 
@@ -80,13 +80,7 @@ def _arranged_by_keys(places: Mapping[str, Place], config: Mapping[str, Any]) ->
 
 
 def _of_net(name: str, place: Place, config: Mapping[str, Any]) -> dict[str, Place]:
-    part = name.rpartition(_NET)[2]
-    if part == "A_log":
-        return {name: {**place, "logs": True}}
-    if part == "conv1d.weight" and len(place["shape"]) == 2:
-        channels, width = place["shape"]
-        return {name: {**place, "shape": [channels, 1, width]}}
-    if part != "in_proj_qkv.weight":
+    if not name.endswith(".in_proj_qkv.weight"):
         return {name: place}
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] * config["linear_value_head_dim"]

@@ -28,7 +28,7 @@ from app.checkpoints.weight_files import GGUF_MANIFEST
 from app.errors import CheckpointError
 
 TOKENIZER = "gguf_tokenizer.json"
-_VERSION = 4  # of what is made
+_VERSION = 5  # of what is made
 _TEMPLATE = "tokenizer.chat_template"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NORMS = re.compile(r".*norm\.weight")
@@ -69,7 +69,7 @@ def _make(files: list[Path], directory: Path) -> None:
     directory.mkdir()
     for number, file in enumerate(files):
         (directory / _link(number)).symlink_to(file)
-    places = {name: _place(name, *entry, architecture, config["head_dim"]) for name, entry in described.items()}
+    places = {name: _place(name, *entry, architecture, config.get("head_dim", 0)) for name, entry in described.items()}
     places = architecture.arranged(join_keys_and_values(places), config)
     config |= _quantization(places)
     _write(directory / "config.json", config)

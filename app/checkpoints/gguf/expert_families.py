@@ -11,14 +11,14 @@ from app.checkpoints.gguf.header import GgufHeader
 from app.checkpoints.gguf.keys import Keys
 from app.errors import UnsupportedError
 
-_EXPERTS = {
+EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
-_LAYER = LAYER | _EXPERTS
+_LAYER = LAYER | EXPERTS
 SHARED = _LAYER | {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
@@ -28,7 +28,7 @@ SHARED = _LAYER | {
 }
 _POST_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _GPT_OSS = _LAYER | _POST_NORM | {"attn_sinks.weight": "self_attn.sinks"}
-_LATENT = SHARED | {
+LATENT = SHARED | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -42,7 +42,7 @@ _LATENT = SHARED | {
 _CHOSEN = {"num_experts_per_tok": "expert_used_count"}
 QWEN = _CHOSEN | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"}
 _LOCAL = _CHOSEN | {"num_local_experts": "expert_count"}
-_ROUTED = _CHOSEN | {
+ROUTED = _CHOSEN | {
     "n_routed_experts": "expert_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
@@ -70,7 +70,7 @@ def _llama4(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
     return {"interleave_moe_layer_step": step, "use_qk_norm": keys.size("expert_count") != _MAVERICK}
 
 
-def _choosing(keys: Keys) -> dict[str, Any]:
+def choosing(keys: Keys) -> dict[str, Any]:
     """Reads how the families of DeepSeek choose experts; what a file leaves out is nothing."""
     groups = keys.size("expert_group_count") or 1
     return {
@@ -84,7 +84,7 @@ def _choosing(keys: Keys) -> dict[str, Any]:
 
 
 def _routed(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    return _choosing(keys)
+    return choosing(keys)
 
 
 def _ernie(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
@@ -96,25 +96,15 @@ def _ernie(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 
 
 def _glm4(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    return {**_choosing(keys), "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
+    return {**choosing(keys), "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
 
 
-def _deepseek(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    """Latent attention, whose key and value sizes are the latent's in files that split `kv_b_proj`."""
+def latent_sizes(keys: Keys) -> dict[str, Any]:
+    """Those of latent attention, whose key and value sizes are the latent's in files that split `kv_b_proj`."""
     rope = keys.must("rope.dimension_count", keys.size("rope.dimension_count"))
     key = keys.size("attention.key_length_mla") or keys.size("attention.key_length")
     value = keys.size("attention.value_length_mla") or keys.size("attention.value_length")
-    corrects = any(name.endswith(".exp_probs_b.bias") for name in header.tensors)
-    choosing, gating = _choosing(keys), keys.size("expert_gating_func") or (_SIGMOID if corrects else _SOFTMAX)
-    if gating not in (_SOFTMAX, _SIGMOID):
-        raise UnsupportedError(f"GGUF: expert_gating_func is {gating}; known: 1 (softmax), 2 (sigmoid)", param="model")
-    if keys.number("attention.temperature_scale"):
-        raise UnsupportedError("GGUF: attention.temperature_scale is not supported in deepseek2", param="model")
-    grouped = "group_limited_greedy" if choosing["n_group"] > 1 else "greedy"
     return {
-        **choosing,
-        "scoring_func": "sigmoid" if gating == _SIGMOID else "softmax",
-        "topk_method": "noaux_tc" if corrects else grouped,
         "q_lora_rank": keys.size("attention.q_lora_rank"),
         "kv_lora_rank": keys.must("attention.kv_lora_rank", keys.size("attention.kv_lora_rank")),
         "qk_nope_head_dim": keys.must("attention.key_length", key) - rope,
@@ -122,6 +112,22 @@ def _deepseek(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
         "v_head_dim": keys.must("attention.value_length", value),
         "head_dim": rope,
         "num_key_value_heads": keys.size("attention.head_count"),
+    }
+
+
+def _deepseek(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
+    corrects = any(name.endswith(".exp_probs_b.bias") for name in header.tensors)
+    rule, gating = choosing(keys), keys.size("expert_gating_func") or (_SIGMOID if corrects else _SOFTMAX)
+    if gating not in (_SOFTMAX, _SIGMOID):
+        raise UnsupportedError(f"GGUF: expert_gating_func is {gating}; known: 1 (softmax), 2 (sigmoid)", param="model")
+    if keys.number("attention.temperature_scale"):
+        raise UnsupportedError("GGUF: attention.temperature_scale is not supported in deepseek2", param="model")
+    grouped = "group_limited_greedy" if rule["n_group"] > 1 else "greedy"
+    return {
+        **latent_sizes(keys),
+        **rule,
+        "scoring_func": "sigmoid" if gating == _SIGMOID else "softmax",
+        "topk_method": "noaux_tc" if corrects else grouped,
     }
 
 
@@ -143,8 +149,8 @@ EXPERT_FAMILIES = {
     "gpt-oss": Architecture(
         "gpt_oss", "GptOssForCausalLM", _GPT_OSS, sizes=_LOCAL | _EXPERT_WIDTH, rope={"truncate": False}
     ),
-    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", SHARED | _POST_NORM, sizes=_ROUTED, derived=_glm4),
-    "dots1": Architecture("dots1", "Dots1ForCausalLM", SHARED, sizes=_ROUTED, derived=_routed),
+    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", SHARED | _POST_NORM, sizes=ROUTED, derived=_glm4),
+    "dots1": Architecture("dots1", "Dots1ForCausalLM", SHARED, sizes=ROUTED, derived=_routed),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", SHARED, sizes=_ERNIE, derived=_ernie
     ),
@@ -152,5 +158,5 @@ EXPERT_FAMILIES = {
         *("llama4_text", "Llama4ForCausalLM", SHARED),
         sizes=_LOCAL | _EXPERT_WIDTH | {"intermediate_size_mlp": "feed_forward_length"}, derived=_llama4,
     ),
-    "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", _LATENT, sizes=_ROUTED, derived=_deepseek),
+    "deepseek2": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", LATENT, sizes=ROUTED, derived=_deepseek),
 }  # fmt: skip

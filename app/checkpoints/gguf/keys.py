@@ -51,12 +51,21 @@ class Keys:
             raise self._refuse(key, value, "a text")
         return value
 
+    def num_layers(self) -> int:
+        """Layers of the model, less those behind them that only predict further tokens."""
+        count, further = self.must("block_count", self.size("block_count")), self.size("nextn_predict_layers") or 0
+        if further >= count:
+            raise CheckpointError(f"GGUF: nextn_predict_layers is {further} of {count} layers", param="model")
+        return count - further
+
     def of_layers(self, key: str) -> list[int]:
-        """Whole numbers of at least 0, one of each layer; empty where there is no list."""
-        values = self.metadata.get(self._name(key))
+        """Whole numbers of at least 0, one of each layer of the model; CheckpointError where there are not as many."""
+        values, total = self.metadata.get(self._name(key)), self.size("block_count")
         if not isinstance(values, list | array) or not all(_is_whole(one) and one >= 0 for one in values):
-            return []
-        return list(values)
+            values = []
+        if len(values) != total:
+            raise CheckpointError(f"GGUF: {key} has {len(values)} entries for {total} layers", param="model")
+        return list(values[: self.num_layers()])
 
     def must(self, key: str, value: ValueT | None) -> ValueT:
         """The value; CheckpointError where there is none, or it is 0."""

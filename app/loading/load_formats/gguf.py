@@ -85,11 +85,11 @@ def _view(data: torch.Tensor, file: Path, place: Mapping[str, Any]) -> torch.Ten
 
 def _of_experts(name: str, tensor: StoredTensor) -> dict[str, StoredTensor]:
     """Each expert's parts of a tensor that holds all of a layer; any other as it is."""
-    head, _, part = name.partition(".mlp.experts.")
+    head, _, part = name.partition(".experts.")
     part, _, leaf = part.partition(".")
     if part not in _STACKED:
         return {name: tensor}
-    return dict(unstacked(f"{head}.mlp.experts", leaf, tensor, _STACKED[part]))
+    return dict(unstacked(f"{head}.experts", leaf, tensor, _STACKED[part]))
 
 
 def _joined(keys: StoredTensor, keys_type: str, stored_values: torch.Tensor, values_type: str) -> StoredTensor:

@@ -31,12 +31,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    describe.cache_clear()
-
-
 def write(family: str, file: Path, metadata: dict[str, Any] | None = None) -> Any:
     kind, sizes = FAMILIES[family]
     source = tiny_model(kind, **sizes)

@@ -26,12 +26,6 @@ FAMILIES["qwen35moe"][1]["shared_expert_intermediate_size"] = 32
 FAMILIES["qwen3next"][1]["shared_expert_intermediate_size"] = 32
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    describe.cache_clear()
-
-
 def write(family: str, file: Path, heads: str, metadata: dict[str, Any] | None = None) -> Any:
     kind, sizes = FAMILIES[family]
 

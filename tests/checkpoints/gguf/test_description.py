@@ -23,12 +23,6 @@ from tests.worker.worker_driver import Driver, all_logits
 PROMPT = [5, 9, 200, 31, *range(40, 60)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    describe.cache_clear()
-
-
 def logits_of(file: Path) -> torch.Tensor:
     driver = Driver(str(file), num_blocks=16, dtype="float32")
     return all_logits(driver, PROMPT)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.checkpoints.gguf.description import describe
 from app.checkpoints.gguf.latent import join_keys_and_values
 from app.errors import CheckpointError, MantaError
 from tests.checkpoints.gguf.test_description import expect_logits
@@ -52,12 +51,6 @@ TYPES = {
     **{"ffn_gate_exps": "Q4_0", "ffn_up_exps": "Q5_1", "ffn_down_exps": "Q8_0", "ffn_up_shexp": "Q5_1"},
     **{"attn_v": "Q8_0", "attn_k_b": "Q8_0", "attn_v_b": "Q5_0", "*": "Q8_0"},
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    describe.cache_clear()
 
 
 def types(name: str, mix: dict[str, str] = TYPES) -> str:

@@ -1,4 +1,4 @@
-"""GGUF files of Nemotron-H against transformers with the numbers that they stand for."""
+"""GGUF files of families with Mamba 2 against transformers with the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -9,30 +9,66 @@ import pytest
 
 from app.checkpoints.gguf.description import describe
 from app.errors import CheckpointError
-from tests.checkpoints.gguf.test_description import expect_logits
+from tests.checkpoints.gguf.test_description import expect_logits, logits_of
 from tests.gguf_models import write_gguf
-from tests.models.families.state_variants import NEMOTRON
+from tests.models.families.state_variants import FALCON_H1, GRANITE, MAMBA2, NEMOTRON, NEMOTRON_EXPERTS, NO_HEADS
 from tests.tiny_models import tiny_model
 
-SIZES = {
-    **NEMOTRON, "mamba_num_heads": 8, "mamba_head_dim": 16, "intermediate_size": 96, "initializer_range": 0.1,
-}  # fmt: skip
+WIDE = {"intermediate_size": 96, "initializer_range": 0.1}
+HEADS = {
+    **{**MAMBA2, **WIDE, "hidden_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16, "head_dim": 16, "without": []},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
+MIXER = {**NEMOTRON, **WIDE, "mamba_num_heads": 8, "mamba_head_dim": 16}
+EXPERTS = {**NEMOTRON_EXPERTS, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
+FALCON = {**FALCON_H1, **HEADS, "mamba_d_ssm": 128}
+GRANITE_SIZES = {**GRANITE, **HEADS, "shared_intermediate_size": 64, "without": ["head_dim"]}
+ONE = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 16, "without": NO_HEADS}
+# name: (GGUF's architecture, transformers' model type, changes to the tiny configuration)
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mamba2": ("mamba2", "mamba2", {**ONE, "initializer_range": 0.1}),
+    "nemotron_h": ("nemotron_h", "nemotron_h", MIXER),
+    "nemotron_h_moe": ("nemotron_h_moe", "nemotron_h", {**MIXER, **EXPERTS}),
+    "granitehybrid": ("granitehybrid", "granitemoehybrid", {**GRANITE_SIZES, "num_local_experts": 6}),
+    "granitehybrid-dense": (
+        *("granitehybrid", "granitemoehybrid"),
+        {**GRANITE_SIZES, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
+    "granitehybrid-bamba": ("granitehybrid", "bamba", {**HEADS, "attn_layer_indices": [1, 3]}),
+    "falcon-h1": ("falcon-h1", "falcon_h1", FALCON),
+    "falcon-h1-norms": (
+        *("falcon-h1", "falcon_h1"),
+        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    describe.cache_clear()
+def write(
+    file: Path, family: str = "nemotron_h", metadata: dict[str, Any] | None = None, kind: str = "Q8_0", **changes: Any
+) -> Any:
+    architecture, own, sizes = FAMILIES[family]
+    source = tiny_model(own, **{**sizes, **changes})
+    return write_gguf(source, file, architecture, lambda _: kind, metadata)
 
 
-def write(file: Path, metadata: dict[str, Any] | None = None, kind: str = "Q8_0", **changes: Any) -> Any:
-    source = tiny_model("nemotron_h", **{**SIZES, **changes})
-    return write_gguf(source, file, "nemotron_h", lambda _: kind, metadata)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_its_weights(family: str, tmp_path: Path) -> None:
+    expect_logits(tmp_path / "model.gguf", write(tmp_path / "model.gguf", family))
 
 
-@pytest.mark.parametrize(("kind", "changes"), [("Q8_0", {}), ("F32", {"mamba_num_heads": 6, "mamba_head_dim": 24})])
-def test_logits_are_those_of_its_weights(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    expect_logits(tmp_path / "model.gguf", write(tmp_path / "model.gguf", kind=kind, **changes))
+def test_groups_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    """Of plain numbers."""
+    sizes = {"mamba_num_heads": 6, "mamba_head_dim": 24}
+    expect_logits(tmp_path / "model.gguf", write(tmp_path / "model.gguf", kind="F32", **sizes))
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """A file counts them, and they both attend and have experts."""
+    file, heads, widths = tmp_path / "model.gguf", [0, 0, 1, 0, 1], [0, 64, 0, 0, 64]
+    metadata = {"nextn_predict_layers": 1, "attention.head_count_kv": heads, "feed_forward_length": widths}
+    judge = write(file, "nemotron_h_moe", {f"{{arch}}.{key}": value for key, value in metadata.items()})
+    judge.model.layers = judge.model.layers[:4]
+    expect_logits(file, judge)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +77,16 @@ def test_logits_are_those_of_its_weights(kind: str, changes: dict[str, Any], tmp
         ({"{arch}.feed_forward_length": [0, 96]}, "feed_forward_length has 2 entries for 5 layers"),
         ({"{arch}.feed_forward_length": [0, 96, 96, 0, 96]}, "layer 2 both attends and feeds forward"),
         ({"{arch}.ssm.inner_size": 100}, r"ssm\.inner_size is 100, no 8 heads"),
-        ({"{arch}.ssm.group_count": 3}, r"in_proj\.weight has shape \[.*\], not 360 rows"),
+        ({"{arch}.ssm.time_step_rank": None}, r"the metadata lack nemotron_h\.ssm\.time_step_rank"),
     ],
 )
 def test_what_does_not_go_together_is_named(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", metadata)
+    write(tmp_path / "model.gguf", metadata=metadata)
     with pytest.raises(CheckpointError, match=message):
         describe(tmp_path / "model.gguf")
+
+
+def test_groups_that_a_projection_does_not_have_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", metadata={"{arch}.ssm.group_count": 4})
+    with pytest.raises(CheckpointError, match=r"in_proj\.weight in .* has shape \[328, 2, 34\]"):
+        logits_of(tmp_path / "model.gguf")
