@@ -2,8 +2,9 @@
 
 In fp32, decodes read the cache in place (torch_in_place.py). Otherwise the CPU path copies a head's share of whole
 blocks, never single tokens, and calls scaled_dot_product_attention: for decodes of similar length together, as many as
-the caches of a CPU hold, with a KV head's query heads as rows; for other requests one by one in query tiles. A
-request's result does not depend on its neighbours beyond the rounding of a differently padded sum.
+the caches of a CPU hold, with a KV head's query heads as rows; for other requests one by one in query tiles, unless
+they have few queries (torch_plan.py). A request's result does not depend on its neighbours beyond the rounding of a
+differently padded sum.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def naive_paged_attention(
 def prepare(meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
     """Set meta.plan: what every layer of the step shares (host copies of the lengths, gather indices, masks)."""
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    meta.plan = plan_step(meta, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
+    meta.plan = plan_step(
+        meta, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size
+    )
 
 
 def paged_attention(
@@ -154,6 +157,7 @@ def paged_attention(
     """The CPU path: same arguments and result as `naive_paged_attention`, in the dtype of `query`."""
     plan = meta.plan
     assert isinstance(plan, TorchPlan), "call prepare(meta, ...) before the first layer"
+    assert kv_cache.shape[2] == plan.num_kv_heads, "the plan was made for another number of KV heads"
     assert (kv_scales is None) == (kv_cache.dtype != KV_FP8), "a cache in fp8 comes with its scales"
     if bias is not None:
         options = AttentionOptions(scale, sliding_window, soft_cap, kv_scales, bias)
@@ -174,7 +178,7 @@ def _attend_step(
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    in_place = plan.num_decodes > 0 and torch_in_place.serves(query, kv_cache)
+    in_place = bool(plan.lone.rows) and torch_in_place.serves(query, kv_cache)
     groups = [] if in_place else plan.decode_groups(sliding_window, query.dtype)
     if groups and groups[0].rows is None:
         return _decode(query, kv_cache, groups[0], plan, scale, soft_cap)
@@ -201,7 +205,7 @@ def _decode_in_place(
     soft_cap: float | None,
 ) -> None:
     if group.rows is None:
-        rows = slice(0, plan.num_decodes)
+        rows = slice(0, len(plan.lone.rows))
         out[rows] = torch_in_place.attend(query[rows], kv_cache, group, scale, soft_cap)
     else:
         part = query.index_select(0, group.rows)
@@ -213,7 +217,6 @@ def _gather(kv_cache: torch.Tensor, pieces: torch.Tensor, plan: TorchPlan, dtype
 
     A cache that is not contiguous is copied as a whole for it.
     """
-    assert kv_cache.shape[2] == plan.num_kv_heads, "the plan was made for another number of KV heads"
     gathered = plan.scratch(kv_cache, pieces.numel())
     table = movable(kv_cache).flatten(0, 2).flatten(1)
     torch.index_select(table, 0, pieces.flatten(), out=movable(gathered))

@@ -22,9 +22,9 @@ _MOST_PADDING, _FREE_PADDING = 0.25, 32
 
 @dataclass(slots=True, frozen=True)
 class InPlaceGroup:
-    """n requests with one query token each, padded to the `length` that the longest of them sees."""
+    """n queries, padded to the `length` that the one sees that sees most."""
 
-    rows: torch.Tensor | None  # int64 [n]: request and, as decodes come first, row of `query`; None: all, in order
+    rows: torch.Tensor | None  # int64 [n] of `query`; None: its first n
     matrix: torch.Tensor  # sparse CSR fp32 [n * Hq, rows of the table], `length` entries a row; its values are scratch
     hidden: torch.Tensor | None  # bool [n, 1, length], True = padding; None: there is none
 

@@ -1,5 +1,7 @@
 """Plans what one step's layers share in the PyTorch attention path: which blocks to gather together, and masks.
 
+Queries of decodes are attended together. So are those of requests with few of them, as drafts bring: each then stands
+as a decode does, and reads the context for itself. Where that would be much to read, a request has tiles of its own.
 Layers may differ in their sliding window, so groups, tiles and masks are made on first use, once per window, and
 kept until the step is over. Everything is derived from host copies of the lengths: one read per step.
 """
@@ -7,7 +9,7 @@ kept until the step is over. Everything is derived from host copies of the lengt
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,15 +20,17 @@ from app.kernels.attention.torch_in_place import InPlaceGroup, plan_groups
 _GROUP_ELEMENTS = 4 * 1024 * 1024
 # Tokens of a request that share one mask; a smaller tile skips more of the hidden triangle, a larger one calls less.
 _TILE_TOKENS = 256
+# Scores up to which a request's several queries stand alone: a tile takes 25 us of calls whatever it holds.
+_MOST_ALONE = 8192
 
 
 @dataclass(slots=True, frozen=True)
 class DecodeGroup:
-    """Requests with one query token and about the same number of blocks; n requests, `length` gathered positions."""
+    """n queries that see about the same number of blocks, `length` gathered positions."""
 
-    rows: torch.Tensor | None  # int64 [n]: request and, as decodes come first, row of `query`; None: the whole step
+    rows: torch.Tensor | None  # int64 [n] of `query`; None: the whole step
     pieces: torch.Tensor  # see `TorchPlan.pieces`
-    span: slice  # positions of the gathered blocks that some request sees
+    span: slice  # positions of the gathered blocks that some query sees
     mask: torch.Tensor | None  # [n, 1, 1, length of span], 0 or -inf, in the dtype of `query`; None: all see all
     # Parts of `span` outside which nothing is hidden, and what is hidden there, bool [n, 1, part, 1].
     edges: tuple[tuple[slice, torch.Tensor], ...]
@@ -42,6 +46,20 @@ class QueryTile:
     mask: torch.Tensor  # [tokens, length of span], 0 or -inf, in the dtype of `query`
 
 
+@dataclass(slots=True, frozen=True)
+class LoneQueries:
+    """Queries that are attended as those of decodes are; n of them."""
+
+    rows: list[int]  # of `query`, ascending
+    seen: list[int]  # positions up to its own, of each
+    block_table: torch.Tensor  # int64 [n, M]
+
+    @property
+    def are_first(self) -> bool:
+        """True if they are the step's first tokens."""
+        return not self.rows or self.rows[-1] == len(self.rows) - 1
+
+
 @dataclass(slots=True)
 class TorchPlan:
     """One step. Host copies of the metadata, and what was derived from them so far."""
@@ -52,26 +70,31 @@ class TorchPlan:
     starts: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor  # int64 [R, M]
-    num_decodes: int
+    lone: LoneQueries
+    tiled: list[int]  # all other requests
     groups: dict[tuple[int | None, torch.dtype], list[DecodeGroup]] = field(default_factory=dict)
     in_place: dict[int | None, list[InPlaceGroup]] = field(default_factory=dict)
     tiles: dict[tuple[int | None, torch.dtype], list[QueryTile]] = field(default_factory=dict)
     buffer: torch.Tensor | None = None  # [pieces, S * D]
 
     def decode_groups(self, sliding_window: int | None, dtype: torch.dtype) -> list[DecodeGroup]:
-        """The first `num_decodes` requests, grouped by the blocks that they see through the window."""
+        """The lone queries, grouped by the blocks that they see through the window."""
         if (sliding_window, dtype) not in self.groups:
             self.groups[sliding_window, dtype] = [
-                self._group(requests, sliding_window, dtype) for requests in self._partition(sliding_window)
+                self._group(queries, sliding_window, dtype) for queries in self._partition(sliding_window)
             ]
         return self.groups[sliding_window, dtype]
 
     def in_place_groups(self, sliding_window: int | None, kv_cache: torch.Tensor, num_heads: int) -> list[InPlaceGroup]:
-        """The same for decodes that read the cache in place; every layer's cache has the same shape."""
+        """The same where they read the cache in place; every layer's cache has the same shape."""
         if sliding_window not in self.in_place:
-            lens = self.seq_lens[: self.num_decodes]
-            seen = [(self._first_seen(length - 1, sliding_window), length) for length in lens]
-            self.in_place[sliding_window] = plan_groups(seen, self.block_table, kv_cache, num_heads)
+            lone = self.lone
+            seen = [(self._first_seen(end - 1, sliding_window), end) for end in lone.seen]
+            groups = plan_groups(seen, lone.block_table, kv_cache, num_heads)
+            if not lone.are_first:
+                rows = torch.tensor(lone.rows)
+                groups = [replace(one, rows=rows if one.rows is None else rows[one.rows]) for one in groups]
+            self.in_place[sliding_window] = groups
         return self.in_place[sliding_window]
 
     def query_tiles(self, sliding_window: int | None, dtype: torch.dtype) -> list[QueryTile]:
@@ -96,35 +119,37 @@ class TorchPlan:
     def _first_seen(self, position: int, sliding_window: int | None) -> int:
         return 0 if sliding_window is None else max(0, position - sliding_window + 1)
 
-    def _num_blocks(self, request: int, sliding_window: int | None) -> int:
-        last = self.seq_lens[request] - 1
+    def _num_blocks(self, query: int, sliding_window: int | None) -> int:
+        last = self.lone.seen[query] - 1
         return last // self.block_size - self._first_seen(last, sliding_window) // self.block_size + 1
 
     def _partition(self, sliding_window: int | None) -> Iterator[list[int]]:
-        """Decodes of similar length, cut where a group would outgrow the cache or pad its shortest by half."""
-        sizes = [self._num_blocks(request, sliding_window) for request in range(self.num_decodes)]
+        """Lone queries of similar length, cut where a group would outgrow the cache or pad its shortest by half."""
+        sizes = [self._num_blocks(query, sliding_window) for query in range(len(self.lone.rows))]
         group: list[int] = []
-        for request in sorted(range(self.num_decodes), key=sizes.__getitem__):
-            size = sizes[request]
+        for query in sorted(range(len(sizes)), key=sizes.__getitem__):
+            size = sizes[query]
             if group and ((len(group) + 1) * size > self.blocks_per_group or size > 1.5 * sizes[group[0]] + 2):
                 yield sorted(group)
                 group = []
-            group.append(request)
+            group.append(query)
         if group:
             yield sorted(group)
 
-    def _group(self, requests: list[int], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
-        device, block_size = self.block_table.device, self.block_size
-        lens = [self.seq_lens[request] for request in requests]
+    def _group(self, queries: list[int], sliding_window: int | None, dtype: torch.dtype) -> DecodeGroup:
+        lone, device, block_size = self.lone, self.block_table.device, self.block_size
+        lens = [lone.seen[query] for query in queries]
         seen = [self._first_seen(length - 1, sliding_window) for length in lens]
         first_blocks = [position // block_size for position in seen]
-        num_blocks = max(self._num_blocks(request, sliding_window) for request in requests)
-        rows = None if len(requests) == len(self.seq_lens) else torch.tensor(requests, device=device)
-        table = self.block_table if rows is None else self.block_table.index_select(0, rows)
+        num_blocks = max(self._num_blocks(query, sliding_window) for query in queries)
+        rows, table = None, lone.block_table
+        if self.tiled or len(queries) < len(lone.rows):
+            rows = torch.tensor([lone.rows[query] for query in queries], device=device)
+            table = table.index_select(0, torch.tensor(queries, device=device))
         columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(num_blocks, device=device)
         columns.clamp_(max=self.block_table.shape[1] - 1)
         pieces = self.pieces(table.gather(1, columns))
-        # From here on positions count from each request's first gathered slot.
+        # From here on positions count from each query's first gathered slot.
         begins = [position - block * block_size for position, block in zip(seen, first_blocks, strict=True)]
         ends = [length - block * block_size for length, block in zip(lens, first_blocks, strict=True)]
         span = slice(min(begins), max(ends))
@@ -139,7 +164,7 @@ class TorchPlan:
         return DecodeGroup(rows, pieces, span, mask[:, None, None], edges)
 
     def _cut(self, sliding_window: int | None, dtype: torch.dtype) -> Iterator[QueryTile]:
-        for request in range(self.num_decodes, len(self.seq_lens)):
+        for request in self.tiled:
             start, stop = self.starts[request], self.starts[request + 1]
             shift = self.seq_lens[request] - stop  # position = row + shift
             for row in range(start, stop, _TILE_TOKENS):
@@ -159,14 +184,34 @@ class TorchPlan:
         return QueryTile(rows, self.pieces(blocks[None]), slice(begin - origin, end - origin), mask)
 
 
-def plan_step(meta: AttentionMetadata, *, num_kv_heads: int, head_dim: int, block_size: int) -> TorchPlan:
+def plan_step(
+    meta: AttentionMetadata, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> TorchPlan:
     """Read the lengths of `meta` to the host."""
+    starts, lens, table = meta.query_start_loc.tolist(), meta.seq_lens.tolist(), meta.block_table.long()
+    lone, tiled = _alone(starts, lens, table, _MOST_ALONE // num_heads)
     return TorchPlan(
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         blocks_per_group=max(1, _GROUP_ELEMENTS // (2 * num_kv_heads * block_size * head_dim)),
-        starts=meta.query_start_loc.tolist(),
-        seq_lens=meta.seq_lens.tolist(),
-        block_table=meta.block_table.long(),
-        num_decodes=meta.num_decodes,
+        starts=starts,
+        seq_lens=lens,
+        block_table=table,
+        lone=lone,
+        tiled=tiled,
     )
+
+
+def _alone(starts: list[int], lens: list[int], block_table: torch.Tensor, most: int) -> tuple[LoneQueries, list[int]]:
+    """Returns the queries that stand alone, `most` scores of a head at most where a request has several, and which
+    requests have other ones."""
+    rows, seen, requests, tiled = list[int](), list[int](), list[int](), list[int]()
+    for request, (begin, end, length) in enumerate(zip(starts, starts[1:], lens, strict=False)):
+        if end - begin > 1 and (end - begin) * length > most:
+            tiled.append(request)
+            continue
+        rows += range(begin, end)
+        seen += range(length - end + begin + 1, length + 1)
+        requests += [request] * (end - begin)
+    own = block_table if requests == list(range(len(lens))) else block_table[requests]
+    return LoneQueries(rows, seen, own), tiled

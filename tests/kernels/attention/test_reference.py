@@ -155,3 +155,18 @@ def test_write_kv_fills_its_slots_only(slots: torch.Tensor) -> None:
 
 def test_table_names_the_torch_backend() -> None:
     assert ATTENTION_BACKENDS.load("torch") is OPS
+
+
+@pytest.mark.parametrize("sliding_window", [None, 20])
+def test_requests_with_few_queries_between_others(sliding_window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts behind decodes and between prompts: alone, in tiles, and some of each."""
+    batch = make_batch([(1, 30), (4, 31), (40, 90), (2, 2), (8, 200), (1, 12), (3, 45), (5, 600)], block_size=16)
+    for most in (0, 64, 1 << 12, 1 << 30):
+        monkeypatch.setattr(torch_plan, "_MOST_ALONE", most)
+        batch.meta.plan = None
+        check(batch, sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+def test_drafts_alone(soft_cap: float | None) -> None:
+    check(make_batch([(4, 20 + 3 * i) for i in range(9)], block_size=16), soft_cap=soft_cap)
