@@ -19,8 +19,8 @@ import numpy as np
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.records.bad_words import BadWords
 from app.records.encoder_info import EncoderInfo
-from app.records.encoder_input import encoder_input_of
-from app.records.media import MediaAsk, media_of
+from app.records.encoder_input import EncoderInput
+from app.records.media import MediaAsk
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
@@ -73,12 +73,10 @@ class RequestBounds:
         if request.settled_by and request.settled_by == self.mark and not request.output_token_ids:
             return request
         self._check_prompt(request.prompt_token_ids)
-        request = self._with_encoder_text(request)
+        if request.asks or self.encoder is not None:
+            request = self._with_checked_items(request)
         if request.output_token_ids:
             self._check_output(request)
-        if (media := media_of(request.asks)) is not None:
-            self._check_media(media, len(request.prompt_token_ids))
-        self._check_encoder_input(request)
         work = request.work
         if isinstance(work, PoolingParams):
             self._check_pooling(work, len(request.prompt_token_ids))
@@ -109,6 +107,18 @@ class RequestBounds:
             raise InvalidRequestError("prompt: must be a list of token ids", param="prompt")
         self._check_ids((int(ids.min()), int(ids.max())), "prompt")
 
+    def _with_checked_items(self, request: EngineRequest) -> EngineRequest:
+        """The request with its prompt where the model reads it: a text may be the encoder's. What encoders read is
+        checked."""
+        given = request.asked(EncoderInput)
+        if self.encoder is not None and self.reads_text and given is None:
+            given = self.encoder.of_text(request.prompt_token_ids, request.cache_root)
+            request = replace(request, prompt_token_ids=list(self.encoder.start), asks=(*request.asks, given))
+        if (media := request.asked(MediaAsk)) is not None:
+            self._check_media(media, len(request.prompt_token_ids))
+        self._check_encoder_input(given)
+        return request
+
     def _check_media(self, media: MediaAsk, num_prompt_tokens: int) -> None:
         if not self.max_item_tokens:
             raise UnsupportedError("the model takes text only: no pictures, no videos", param="model")
@@ -121,15 +131,7 @@ class RequestBounds:
                 param="messages",
             )
 
-    def _with_encoder_text(self, request: EngineRequest) -> EngineRequest:
-        """The request with its prompt where the model reads a text: in the encoder."""
-        if self.encoder is None or not self.reads_text or encoder_input_of(request.asks) is not None:
-            return request
-        read = self.encoder.of_text(request.prompt_token_ids, request.cache_root)
-        return replace(request, prompt_token_ids=list(self.encoder.start), asks=(*request.asks, read))
-
-    def _check_encoder_input(self, request: EngineRequest) -> None:
-        given = encoder_input_of(request.asks)
+    def _check_encoder_input(self, given: EncoderInput | None) -> None:
         if self.encoder is None:
             if given is not None:
                 raise UnsupportedError("the model has no encoder that the request could give something", param="model")

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from app.api.chat.media_parts import MediaPart
-from app.api.chat.messages import ChatMessage
 from app.api.http.held_bytes import Holding
 from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork
 from app.config.limits import RequestLimits
@@ -36,13 +35,14 @@ class _Shown:
 
 
 async def read_media(
-    work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
+    work: RequestWork,
+    model: ServedModel,
+    asked: Sequence[tuple[str, MediaPart]],
+    limits: RequestLimits,
+    room: TextRoom,
 ) -> list[Picture]:
-    """The pictures, videos or sounds of all messages, in their order. InvalidRequestError names the one that cannot be
-    taken and why."""
-    asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
-    if not asked:
-        return []
+    """The pictures, videos or sounds of a conversation, in their order, each with its field. InvalidRequestError names
+    the one that cannot be taken and why."""
     media = _taking(model, asked)
     config = media.reader.config
     memory = _Memory(work.holding, config.max_prompt_bytes)

@@ -32,7 +32,8 @@ async def render_chat(
     num_chars = sum([message.num_chars for message in options.messages])
     check_total_chars(num_chars, limits, room.field)
     room.check(model.tokenizer, num_chars)
-    shown = await read_media(work, model, options.messages, limits, room)
+    asked = [one for i, message in enumerate(options.messages) for one in message.media(f"messages.{i}")]
+    shown = await read_media(work, model, asked, limits, room) if asked else []
     if model.media is None:
         text = await _render(work, model, options, limits)
         check_roles(options, text)

@@ -162,7 +162,8 @@ async def _alone(
     work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
 ) -> list[PoolingPrompt]:
     """A message to a model that has no conversations: a text or a picture."""
-    pictures = await read_media(work, model, messages, limits, room)
+    asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
+    pictures = await read_media(work, model, asked, limits, room) if asked else []
     text = "".join(message.text() for message in messages)
     if not pictures:
         return await tokenise(work, model, [(text, None)], room)
