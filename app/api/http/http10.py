@@ -7,32 +7,23 @@ pass them on. So an answer to such a client waits until its end is there, and sa
 from __future__ import annotations
 
 from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Send
 
 
-class WholeAnswers:
-    """Sends an HTTP/1.0 client its answer in one piece, streams included."""
+def in_one_piece(send: Send) -> Send:
+    """Makes of `send` one that keeps an answer until all of it is there, streams included."""
+    start: Message = {}
+    pieces: list[bytes] = []
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http" or scope.get("http_version") != "1.0":
-            await self._app(scope, receive, send)
+    async def collect(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
             return
-        start: Message = {}
-        pieces: list[bytes] = []
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            body = b"".join(pieces)
+            MutableHeaders(scope=start).setdefault("content-length", str(len(body)))
+            await send(start)
+            await send({"type": "http.response.body", "body": body})
 
-        async def collect(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-                return
-            pieces.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                body = b"".join(pieces)
-                MutableHeaders(scope=start).setdefault("content-length", str(len(body)))
-                await send(start)
-                await send({"type": "http.response.body", "body": body})
-
-        await self._app(scope, receive, collect)
+    return collect

@@ -29,6 +29,7 @@ from app.api.http.errors import (
     error_response,
 )
 from app.api.http.held_bytes import HeldBytes
+from app.api.http.http10 import in_one_piece
 from app.api.http.http_metrics import SWITCHING
 from app.api.http.request_log import begin_record, end_record
 from app.api.http.service_terms import BEGAN
@@ -53,7 +54,7 @@ def new_request_id(given: str | None) -> str:
 
 class RequestContext:
     """Gives each request an id (`x-request-id`, echoed), turns surprises into a 500, and writes the access log. A
-    websocket is one request, which ends when it is closed."""
+    websocket is one request, which ends when it is closed. Clients of HTTP/1.0 get whole answers."""
 
     def __init__(self, app: ASGIApp, *, is_counted: bool = True) -> None:
         """`is_counted`: the metrics of HTTP requests count what passes."""
@@ -65,6 +66,8 @@ class RequestContext:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if scope.get("http_version") == "1.0" and scope["type"] == "http":
+            send = in_one_piece(send)
         scope.setdefault("method", "GET")  # the handshake's, which is all that a websocket has of a request
         state, headers = scope.setdefault("state", {}), Headers(scope=scope)
         state[BEGAN] = time.monotonic()

@@ -13,18 +13,16 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.http.auth import ApiKeys, Authentication
 from app.api.http.errors import error_body, error_response
 from app.api.http.held_bytes import HeldBytes, Holding
 from app.api.http.live_sockets import LiveSocket, MakeSession
-from app.api.http.middleware import RequestContext
 from app.api.http.origin import check_origin
 from app.api.http.socket_posts import (
     BROKEN,
@@ -111,35 +109,26 @@ class OpenSockets:
                 del self._num_of_tenant[tenant]
 
 
-class Sockets:
-    """Lets clients open websockets on `paths`, whose routes answer in server-sent events, and sessions."""
+class SocketEndpoint:
+    """Lets clients open websockets on a path whose route answers in server-sent events, or has sessions."""
 
     def __init__(
         self,
-        app: ASGIApp,
-        paths: Collection[str],
-        keys: ApiKeys,
         held: HeldBytes,
         opened: OpenSockets,
         limits: RequestLimits,
         ingress: IngressConfig,
-        live: Mapping[str, MakeSession],
+        make: MakeSession | None = None,
     ) -> None:
-        """`live`: paths whose websockets are sessions, and what makes them."""
-        self._app = app
-        self._messages = RequestContext(Authentication(app, keys))  # a key may be withdrawn while a socket is open
-        self._paths = frozenset(paths)
+        """`make`: makes the sessions, where websockets are such."""
         self._held = held
         self._opened = opened
-        self._limits, self._live = limits, live
+        self._limits = limits
         self._ingress = ingress
+        self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        path = scope["path"] if scope["type"] == "websocket" else ""
-        if path not in self._paths and path not in self._live:
-            await self._app(scope, receive, send)
-            return
+        """Serve one connection. Its messages take the whole way of requests: a key may be withdrawn meanwhile."""
         try:
             check_origin(HTTPConnection(scope), self._ingress.cors_origins)
             self._opened.check_room(scope["state"]["tenant"])
@@ -147,12 +136,12 @@ class Sockets:
             await error_response(error, scope)(scope, receive, send)
             return
         socket: _Socket | LiveSocket
-        if path in self._live:
-            make, own = self._live[path], (self._held, self._limits, self._ingress)
-            socket = LiveSocket(self._messages, scope, receive, send, make, *own)
+        if self._make is not None:
+            own = self._held, self._limits, self._ingress
+            socket = LiveSocket(scope["app"], scope, receive, send, self._make, *own)
         else:
             state = SocketState(self._held, self._limits.max_body_bytes)
-            socket = _Socket(self._messages, scope, receive, send, state, self._ingress)
+            socket = _Socket(scope["app"], scope, receive, send, state, self._ingress)
         with self._opened.counting(scope["state"]["tenant"], socket):
             await socket.serve()
 

@@ -258,8 +258,13 @@ def size_of(value: Any, enough: int = ENOUGH_CHARS) -> int:
 
 def work_of(request: Request) -> RequestWork:
     """The application's pool for the work of `request`, whose body has been read."""
-    state, tenant = request.app.state, getattr(request.state, "tenant", "")
-    return RequestWork(state.work_pool, tenant, request.receive, state.process_pool, holding_of(request.scope))
+    found: RequestWork | None = getattr(request.state, "work", None)
+    if found is None:
+        state, tenant = request.app.state, getattr(request.state, "tenant", "")
+        holding = holding_of(request.scope)
+        found = RequestWork(state.work_pool, tenant, request.receive, state.process_pool, holding)
+        request.state.work = found
+    return found
 
 
 def unwatched_work_of(request: Request) -> RequestWork:

@@ -13,6 +13,7 @@ from app.errors import InvalidRequestError
 from app.records.sampling_params import MAX_SEED
 
 HEADER = "Idempotency-Key"
+RAW_HEADER = HEADER.lower().encode()
 MAX_KEY_CHARS = 255
 _KEY = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
@@ -58,12 +59,10 @@ class KeyInUseError(InvalidRequestError):
         )
 
 
-def key_of(scope: Scope) -> str | None:
-    """The request's key; None where it has none. InvalidRequestError for one that is too long or no plain text."""
-    found: list[bytes] = [value for name, value in scope["headers"] if name == HEADER.lower().encode()]
-    if not found:
-        return None
-    if len(found) > 1 or len(found[0]) > MAX_KEY_CHARS or not _KEY.fullmatch(found[0]):
+def key_of(scope: Scope) -> str:
+    """The key of a request that has one. InvalidRequestError for one that is too long or no plain text."""
+    found: list[bytes] = [value for name, value in scope["headers"] if name == RAW_HEADER]
+    if len(found) != 1 or len(found[0]) > MAX_KEY_CHARS or not _KEY.fullmatch(found[0]):
         raise InvalidRequestError(f"must be one text of 1 to {MAX_KEY_CHARS} printable ASCII characters", param=HEADER)
     return found[0].decode()
 

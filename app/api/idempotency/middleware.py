@@ -19,7 +19,7 @@ from app.api.http.held_bytes import Holding, holding_of
 from app.api.http.request_log import BROKEN
 from app.api.idempotency.answer import RunningAnswer
 from app.api.idempotency.kept_answers import REPLAYED, AnswerStore, KeptAnswer
-from app.api.idempotency.key import IdempotentRequest, KeyInUseError, fingerprint_of, key_of
+from app.api.idempotency.key import RAW_HEADER, IdempotentRequest, KeyInUseError, fingerprint_of, key_of
 from app.api.store.entries import Stored
 from app.api.store.tenant_store import TenantStore
 from app.config.ingress import IngressConfig
@@ -39,7 +39,8 @@ class Idempotency:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+        is_asked = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths
+        if not is_asked or RAW_HEADER not in dict(scope["headers"]):
             await self._app(scope, receive, send)
             return
         sent = False
@@ -51,9 +52,7 @@ class Idempotency:
 
         try:
             key = key_of(scope)
-            if key is None:
-                await self._app(scope, receive, send)
-            elif (body := await _read(receive)) is not None:
+            if (body := await _read(receive)) is not None:
                 fingerprint = await asyncio.to_thread(fingerprint_of, scope, body.raw)
                 request = IdempotentRequest(scope["state"]["tenant"], key, fingerprint)
                 await _until_gone(receive, self._answer(request, scope, body), send_and_note)

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import WebSocketRoute
 
 from app.api.endpoint import Api
 from app.api.endpoints import bodies, endpoints
@@ -15,12 +16,12 @@ from app.api.http.body import add_body_schemas
 from app.api.http.errors import install_error_handlers
 from app.api.http.field_rule import FieldRule
 from app.api.http.held_bytes import HeldBytes
-from app.api.http.http10 import WholeAnswers
 from app.api.http.in_process import Answer, Post, post_in_process
+from app.api.http.live_sockets import MakeSession
 from app.api.http.load_header import LoadHeader
 from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext
 from app.api.http.service_terms import DETACHED, ServiceTerms
-from app.api.http.sockets import OpenSockets, Sockets
+from app.api.http.sockets import OpenSockets, SocketEndpoint
 from app.api.http.work_pool import WorkPool
 from app.api.idempotency.middleware import Idempotency
 from app.api.store.kinds import Stores, local_stores
@@ -71,6 +72,7 @@ def create_app(
     app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
     app.add_middleware(LoadHeader, paths=_generating())
     _guard(app, limits, ingress, keys or ApiKeys.load(ingress))
+    _add_sockets(app, limits, ingress)
     return app
 
 
@@ -103,12 +105,6 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
     uploads = {path: most for endpoint in endpoints() for path, most in endpoint.uploads(limits).items()}
     times = BodyTimes(limits.max_body_s, limits.max_body_gap_s)
     app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, times=times, held=held, larger=uploads)
-    app.state.sockets = opened = OpenSockets(ingress)
-    paths = [path for endpoint in endpoints() for path in endpoint.sockets]
-    live = {path: make for endpoint in endpoints() for path, make in endpoint.live.items()}
-    app.add_middleware(
-        Sockets, paths=paths, keys=keys, held=held, opened=opened, limits=limits, ingress=ingress, live=live
-    )
     app.add_middleware(Authentication, keys=keys)
     if ingress.cors_origins:
         app.add_middleware(
@@ -120,4 +116,11 @@ def _guard(app: FastAPI, limits: RequestLimits, ingress: IngressConfig, keys: Ap
         )
     app.add_middleware(HeaderLimit, limits=limits)
     app.add_middleware(RequestContext)
-    app.add_middleware(WholeAnswers)
+
+
+def _add_sockets(app: FastAPI, limits: RequestLimits, ingress: IngressConfig) -> None:
+    app.state.sockets = opened = OpenSockets(ingress)
+    makers: dict[str, MakeSession | None] = {path: None for endpoint in endpoints() for path in endpoint.sockets}
+    makers |= {path: make for endpoint in endpoints() for path, make in endpoint.live.items()}
+    for path, make in makers.items():
+        app.router.routes.append(WebSocketRoute(path, SocketEndpoint(app.state.held, opened, limits, ingress, make)))

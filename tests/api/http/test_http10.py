@@ -6,18 +6,21 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Message
 
-from app.api.http.http10 import WholeAnswers
+from app.api.http.middleware import RequestContext
 
 
-async def streamed(scope: Scope, receive: Receive, send: Send) -> None:
+async def streamed(request: Request) -> StreamingResponse:
     async def pieces() -> Any:
         for piece in (b"one ", b"two ", b"three"):
             yield piece
 
-    await StreamingResponse(pieces(), media_type="text/plain")(scope, receive, send)
+    return StreamingResponse(pieces(), media_type="text/plain")
 
 
 @pytest.mark.parametrize(("version", "num_bodies", "length"), [("1.0", 1, b"13"), ("1.1", 4, None)])
@@ -31,8 +34,10 @@ def test_answers(version: str, num_bodies: int, length: bytes | None) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
+    app = Starlette(routes=[Route("/", streamed)])
+    app.add_middleware(RequestContext)
     scope = {"type": "http", "http_version": version, "method": "GET", "path": "/", "headers": [], "asgi": {}}
-    asyncio.run(WholeAnswers(streamed)(scope, receive, send))
+    asyncio.run(app(scope, receive, send))
     start, *bodies = sent
     assert dict(start["headers"]).get(b"content-length") == length
     assert len(bodies) == num_bodies
