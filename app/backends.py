@@ -109,7 +109,7 @@ ADAPTER_RESOLVERS: Registry[Any] = Registry(
 )
 
 # What keeps KV blocks behind the device's prefix cache, or moves them elsewhere: classes of KVConnector
-# (app/engine/kv_connector), of which each names its half in the workers.
+# (app/engine/kv_connector), of which each names its half in the workers, if it has one.
 KV_CONNECTORS: Registry[Any] = Registry(
     "KV connector",
     {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"},

@@ -159,6 +159,60 @@ def test_a_kv_connector(add: Add) -> None:
         assert connector.match([b"a"]) == found
 
 
+COUNTING = """
+from app.engine.kv_connector.base import KVConnector
+
+class Variant(KVConnector):
+    num_blocks = 0
+
+    @classmethod
+    def of(cls, reports, sink):
+        return cls()
+
+    def match(self, hashes):
+        return 0
+
+    def hold(self, hashes):
+        pass
+
+    def load(self, hashes, blocks):
+        pass
+
+    def take_evicted(self, hashes, blocks):
+        pass
+
+    def take_computed(self, hashes, blocks):
+        self.num_blocks += len(hashes)
+
+    def forget(self):
+        pass
+
+    def count_lookup(self, num_tokens, num_hit_tokens):
+        pass
+
+    def take_transfers(self):
+        return None
+
+    def figures(self):
+        return {"counted_blocks": self.num_blocks}
+"""
+
+
+def test_a_kv_connector_that_moves_nothing(add: Add) -> None:
+    """It has no half in the workers; it sees the blocks of a request once, whoever computes them again."""
+    add(KV_CONNECTORS, "counting", COUNTING)
+    options: dict[str, Any] = {"executor": "in_process", "kv_connector": "counting"}
+    config = EngineConfig(model=str(tiny_model("llama")), device="cpu", num_threads=1, **options)
+    core = EngineCore(config, ModelInfo.from_directory(config.model), create_executor(config), KEY)
+    core.start()
+    prompt = [5, 9, 200, 31] * config.block_size
+    for name in "ab":
+        run(core, [make_request(name, prompt, max_tokens=4, temperature=0.0, ignore_eos=True)])
+    figures = core.stats().figures
+    core.shutdown()
+    assert figures["counted_blocks"] == 4
+
+
 EXECUTOR = """
 from app.engine.executor.in_process import InProcessExecutor
 

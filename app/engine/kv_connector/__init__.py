@@ -10,8 +10,6 @@ from app.records.worker_info import WorkerInfo
 
 
 def create_connector(name: str, info: WorkerInfo, sink: KVEventSink | None) -> KVConnector | None:
-    """The host half of connector `name`; None where the workers have none of theirs."""
-    if not info.kv_connector:
-        return None
-    connector: KVConnector = KV_CONNECTORS.load(name).of(info.kv_connector, sink)
-    return connector
+    """The host half of connector `name`; None where the workers have none of theirs, which it needs."""
+    kind: type[KVConnector] = KV_CONNECTORS.load(name)
+    return None if kind.worker and not info.kv_connector else kind.of(info.kv_connector, sink)

@@ -1,11 +1,11 @@
 """The contract of a KV connector: it keeps blocks behind the device's prefix cache, or moves them elsewhere.
 
-A connector is two halves under one name. This one, the host's, is bookkeeping: it knows blocks by their hashes and says
-what the next step message asks for. The other is a feature in each worker (`KVConnector.worker`), which moves the
-bytes; what it found out at its start comes back as its report. Copies travel in the step messages (I2), so
-the order of step messages is the order of contents: a block that is evicted while step message N is written is read
-before anything of step message N or later can overwrite it, and what step message N stores, step message N may load.
-Nothing here waits for a device.
+A connector is two halves under one name. This one, the host's, is bookkeeping: it knows blocks by their hashes and
+says what the next step message asks for. The other is a feature in each worker (`KVConnector.worker`), which moves the
+bytes; what it found out at its start comes back as its report. One that moves none is this half alone. Copies travel
+in the step messages (I2), so the order of step messages is the order of contents: a block that is evicted while step
+message N is written is read before anything of step message N or later can overwrite it, and what step message N
+stores, step message N may load. Nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class KVConnector(ABC):
     """Finds, loads and takes in blocks by their hashes (I5). Used by the engine's thread; `figures` by any."""
 
     # The half in the workers, as "module:attribute": makes a WorkerFeature from a FeatureContext (worker/features), or
-    # gives None where this engine has no use for the connector; then it has no host half either.
-    worker: ClassVar[str]
+    # gives None where this engine has no use for the connector; then it has no host half either. "": it needs none.
+    worker: ClassVar[str] = ""
 
     @classmethod
     @abstractmethod

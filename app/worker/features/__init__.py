@@ -32,7 +32,8 @@ WORKER_FEATURES: Registry[Callable[[FeatureContext], WorkerFeature | None]] = Re
 
 def create_features(context: FeatureContext) -> list[WorkerFeature]:
     """Those that this rank has a use for: the KV connector's half, the table's in its order, the model's."""
-    makers = [load_entry(KV_CONNECTORS.load(context.config.kv_connector).worker)]
+    connector = KV_CONNECTORS.load(context.config.kv_connector).worker
+    makers = [load_entry(connector)] if connector else []
     makers += [WORKER_FEATURES.load(name) for name in WORKER_FEATURES]
     makers += [load_entry(entry) for entry in context.forward.model.features]
     made = [make(context) for make in makers]
