@@ -17,11 +17,14 @@ from contextlib import suppress
 from typing import Any
 
 from app.engine import control
+from app.engine.bundles import Bundles
 from app.engine.core import EngineCore
 from app.engine.step_limit import StepLimit
 from app.errors import EngineDeadError, InvalidRequestError
+from app.records.bundle import parts_of
 from app.records.outputs import EngineOutput, FinishReason
 from app.records.request import EngineRequest
+from app.records.request_state import Request
 from app.records.stats import EngineStats
 from app.records.worker_info import WorkerInfo
 from app.structured.structured_outputs import StructuredOutputs
@@ -60,6 +63,7 @@ class AsyncEngine:
         self._started = False
         self._start_result: WorkerInfo | BaseException | None = None
         self._start_done = threading.Event()
+        self._bundles = Bundles()
         self._given_up: set[str] = set()  # told an error, and not yet ended in the core; the engine's thread alone
         self._step_began: float | None = None  # monotonic; None between steps
         self._step_limit = StepLimit(core.config.step_timeout_s, core.config.max_num_batched_tokens)
@@ -82,13 +86,13 @@ class AsyncEngine:
         Raises InvalidRequestError or PromptTooLongError (nothing was accepted), EngineDeadError when there is no
         engine to run it.
         """
-        prepared = self._core.prepare(request)
+        prepared = [self._core.prepare(part) for part in parts_of(request)]
         with self._condition:
             self._check_open()
             if request.request_id in self._live:
                 raise InvalidRequestError(f"request_id: {request.request_id!r} is already in use", param="request_id")
             self._live.add(request.request_id)
-            self._push(lambda: self._core.enqueue(prepared))
+            self._push(lambda: self._enqueue(request.request_id, prepared))
 
     def knows_grammar(self, spec: StructuredOutputs) -> bool:
         """True if a request with this grammar is taken, or refused, without compiling it."""
@@ -98,7 +102,7 @@ class AsyncEngine:
         """End requests early; each still gets its final output. Unknown ids are ignored."""
         ids = list(request_ids)
         with self._condition:
-            self._push(lambda: self._core.abort_requests(ids))
+            self._push(lambda: self._core.abort_requests(self._bundles.running(ids)))
 
     def end_late(self) -> None:
         """End requests whose deadline has passed. To be called every now and then: costs nothing while none has."""
@@ -254,6 +258,12 @@ class AsyncEngine:
             else:
                 answer.set_result(result)
 
+    def _enqueue(self, request_id: str, parts: list[Request]) -> None:
+        if len(parts) > 1:
+            self._bundles.add(request_id, [part.request_id for part in parts])
+        for part in parts:
+            self._core.enqueue(part)
+
     def _wait_for_work(self) -> None:
         def called() -> bool:
             return self._stopping or bool(self._commands)
@@ -269,6 +279,9 @@ class AsyncEngine:
             self._condition.wait_for(called)
 
     def _publish(self, outputs: list[EngineOutput]) -> None:
+        outputs, left = self._bundles.gather(outputs)
+        if left:
+            self._core.abort_requests(left)
         if self._given_up:
             outputs = [output for output in outputs if not self._is_given_up(output)]
         if not outputs:

@@ -54,6 +54,7 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, gc=False, rename={"reques
     num_preemptions: int = 0
     queue_time_s: float = 0.0  # arrival at the engine to first being scheduled; on the first output
     pooled: PooledResult | None = None  # what a pooling request, or an ask, wants of the prompt; on the first output
+    bundled: list[PooledResult] | None = None  # instead of `pooled`, of a bundle: those of its prompts, in their order
     times: EngineTimes | None = None  # with the finish_reason, of a request that was scheduled
     error_param: str | None = None  # with `error`: the field of the request that is to blame; None: the engine is
     is_late: bool = False  # with `error`: the request's deadline passed

@@ -133,6 +133,11 @@ class EngineRequest:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_prompts(self) -> int:
+        """Requests that it stands for: one, unless a record in `asks` has more as `num_prompts` (records/bundle.py)."""
+        return max((getattr(ask, "num_prompts", 1) for ask in self.asks), default=1)
+
+    @property
     def num_choices(self) -> int:
         """Requests that the prompt was expanded to."""
         return self.work.n if isinstance(self.work, SamplingParams) else 1

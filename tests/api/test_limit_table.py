@@ -61,7 +61,10 @@ class AnyClient(ScriptedClient):
         self.requests.append(request)
         size = len(pooling.labels) or pooling.embedding_size
         pooled = PooledResult.of(np.ones(size, np.float32) / size**0.5)
-        yield EngineOutput(request.request_id, [], "stop", pooled=pooled)
+        number = request.num_prompts
+        yield EngineOutput(
+            request.request_id, [], "stop", **({"pooled": pooled} if number == 1 else {"bundled": [pooled] * number})
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
-"""From prompts to their results: checks, one engine request each, all at once, in the order of the prompts."""
+"""From prompts to their results: checks, requests of many prompts each, some at once, in the order of the prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
+from app.records.bundle import bundled
 from app.records.late_interaction import LateInteraction, Role
 from app.records.media import MediaAsk, media_of
 from app.records.outputs import PooledResult
@@ -36,6 +38,8 @@ from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
 INPUT: Mapping[str, str] = {"prompt": "input"}
+# Most of one bundle: what shares its way costs each text little, and fairness and replicas want pieces.
+MAX_BUNDLE_PROMPTS, MAX_BUNDLE_TOKENS = 256, 8192
 
 
 def pooling_of(model: ServedModel) -> PoolingInfo:
@@ -208,48 +212,67 @@ async def pool(
         pooling_request(model, f"{request_id}-{i}", prompt, params, placement, names=names)
         for i, prompt in enumerate(prompts)
     ]
-    found = await _gather(client, request, model, requests)
+    found = await _gather(client, request, model, _bundles(model, requests))
     return [
         result if prompt.kept is None else PooledResult.of(prompt.counted(result.array()))
         for result, prompt in zip(found, prompts, strict=True)
     ]
 
 
+def _bundles(model: ServedModel, requests: list[EngineRequest]) -> list[EngineRequest]:
+    """The same in few requests, each of what an engine computes in a step or two, so that replicas share a body.
+
+    One that brings something of its own, as a picture, goes alone.
+    """
+    most = min(MAX_BUNDLE_PROMPTS, max(1, model.max_running_of_prompt // 2))
+    bundles: list[list[EngineRequest]] = [[]]
+    num_tokens = 0
+    for one in requests:
+        own, is_alone = len(one.prompt_token_ids), any(ask is not model.adapter for ask in one.asks)
+        if bundles[-1] and (is_alone or len(bundles[-1]) == most or num_tokens + own > MAX_BUNDLE_TOKENS):
+            bundles.append([])
+            num_tokens = 0
+        bundles[-1].append(one)
+        num_tokens += MAX_BUNDLE_TOKENS if is_alone else own
+    return [bundled(bundle) for bundle in bundles]
+
+
 async def _gather(
     client: EngineClient, request: Request, model: ServedModel, requests: list[EngineRequest]
 ) -> list[PooledResult]:
     """Run all, as many at a time as leave room to others; the first failure ends what is left."""
-    turns = asyncio.Semaphore(model.max_running)
-    tasks = [asyncio.create_task(_run(client, model, own, turns)) for own in requests]
+    waiting = deque(requests)
+    running: dict[asyncio.Task[list[PooledResult]], int] = {}  # with their numbers of prompts
+    tasks: list[asyncio.Task[list[PooledResult]]] = []
     watcher = asyncio.create_task(_watch_client(request))
     try:
-        pending: set[asyncio.Task[Any]] = {*tasks, watcher}
-        while not all(task.done() for task in tasks):
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        while waiting or running:
+            while waiting and (not running or sum(running.values()) + waiting[0].num_prompts <= model.max_running):
+                one = waiting.popleft()
+                tasks.append(asyncio.create_task(_run(client, model, one)))
+                running[tasks[-1]] = one.num_prompts
+            pending: set[asyncio.Task[Any]] = {*running, watcher}
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # raises what it raised
-        return [task.result() for task in tasks]
+            running = {task: number for task, number in running.items() if task not in done}
+        return [result for task in tasks for result in task.result()]
     finally:
         for task in (*tasks, watcher):
             task.cancel()
         await asyncio.gather(*tasks, watcher, return_exceptions=True)
 
 
-async def _run(
-    client: EngineClient, model: ServedModel, request: EngineRequest, turns: asyncio.Semaphore
-) -> PooledResult:
-    async with turns:
-        return await _run_now(client, model, request)
-
-
-async def _run_now(client: EngineClient, model: ServedModel, request: EngineRequest) -> PooledResult:
+async def _run(client: EngineClient, model: ServedModel, request: EngineRequest) -> list[PooledResult]:
     outputs = client.generate(model.name, request, RouteInfo())
     try:
         async for output in outputs:
             if output.finish_reason == "error":
                 raise output.as_error()
+            if output.bundled is not None:
+                return output.bundled
             if output.pooled is not None:
-                return output.pooled
+                return [output.pooled]
         raise EngineDeadError("the engine ended the request without a result")
     finally:
         close = getattr(outputs, "aclose", None)

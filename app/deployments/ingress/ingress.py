@@ -192,12 +192,12 @@ class Ingress:
         self._check_room(request.placement)
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
             served.max_kv_tokens = self._pools[served.engine_name].kv_tokens
-        tenant = request.placement.tenant
+        tenant, count = request.placement.tenant, request.num_prompts
         route = route or RouteInfo()
         route.record = note_generation(served.name, request)
-        self._num_requests += 1
+        self._num_requests += count
         self._idle.clear()
-        self._num_of_tenant[tenant] += 1
+        self._num_of_tenant[tenant] += count
         try:
             async with aclosing(self._dispatchers[served.engine_name].outputs(request, route)) as outputs:
                 async for output in outputs:
@@ -207,10 +207,10 @@ class Ingress:
                 route.record.error = type(error).__name__
             raise
         finally:
-            self._num_requests -= 1
+            self._num_requests -= count
             if not self._num_requests:
                 self._idle.set()
-            self._num_of_tenant[tenant] -= 1
+            self._num_of_tenant[tenant] -= count
             if not self._num_of_tenant[tenant]:
                 del self._num_of_tenant[tenant]
 

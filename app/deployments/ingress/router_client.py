@@ -20,6 +20,7 @@ from app.deployments.router.admission import Answer
 from app.deployments.router.prompt_hasher import PromptHasher
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.policies.base import RouteQuery
+from app.records.bundle import Bundle
 from app.records.load_report import LoadReport
 from app.records.request import EngineRequest
 
@@ -57,6 +58,8 @@ class RouterClient:
             return None
         known = [*request.prompt_token_ids, *request.output_token_ids] if request.output_token_ids else None
         tokens, root = known or request.prompt_token_ids, request.cache_root
+        if (bundle := request.asked(Bundle)) is not None:  # its prompts begin alike, if anything of them is cached
+            tokens = tokens[: bundle.lengths[0]]
         hashes = await self._hasher.hash_prompt(tokens, root, load, request.asks)
         query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
         claimed = None if claim is None else claim._replace(num_choices=query.num_choices)

@@ -15,6 +15,7 @@ import openai
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from app.api.pooling import run
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
 
@@ -155,6 +156,24 @@ def test_a_pooling_model_generates_nothing(http: httpx.Client, path: str, body: 
 
 def test_unknown_model(http: httpx.Client) -> None:
     assert http.post("/v1/embeddings", json={"model": "no", "input": "a"}).status_code == 404
+
+
+def test_a_body_travels_in_few_requests(
+    http: httpx.Client, engines: PoolingEngines, reference: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many prompts in each as leave room to others, and no more tokens than a step or two compute."""
+    asked, reference.max_seq_length = texts(16), 130
+    for most in (run.MAX_BUNDLE_TOKENS, 40, 1):
+        monkeypatch.setattr(run, "MAX_BUNDLE_TOKENS", most)
+        before = len(engines.requests)
+        answer = post(http, model="embed", input=asked)
+        found = engines.requests[before:]
+        assert sum(one.num_prompts for one in found) == 16
+        assert max(one.num_prompts for one in found) <= engines.models["embed"].max_running_of_prompt // 2
+        assert all(one.num_prompts == 1 or len(one.prompt_token_ids) <= most for one in found)
+        assert len(found) <= (4 if most > 40 else 16)
+        np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], reference.encode(asked), atol=1e-5)
+    engines.wait_idle()
 
 
 def test_a_cache_salt_keeps_tenants_apart(http: httpx.Client, engines: PoolingEngines) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from app.deployments.ingress.ingress import Ingress
+from app.records.bundle import bundled
+from app.records.outputs import EngineOutput
+from app.records.pooling_params import PoolingParams
+from app.records.request import EngineRequest, Placement
 from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
 from tests.limits import run
 
@@ -53,3 +59,39 @@ def test_the_sizes_of_the_store_are_told() -> None:
     told = decode_snapshot(ingress._recorder.snapshot()).values
     assert told["manta:ingress_stored_entries"] == {("files",): 2, ("answers",): 0}
     assert told["manta:ingress_stored_bytes"] == {("files",): 300, ("answers",): 0}
+
+
+class Dispatcher:
+    """Answers once, and looks at what the ingress counts meanwhile."""
+
+    def __init__(self, ingress: SimpleNamespace) -> None:
+        self._ingress = ingress
+        self.counted: list[tuple[int, int]] = []
+
+    async def outputs(self, request: EngineRequest, route: object) -> AsyncGenerator[EngineOutput, None]:
+        self.counted.append((self._ingress._num_requests, self._ingress._num_of_tenant["tenant"]))
+        yield EngineOutput(request.request_id, [], "stop", bundled=[])
+
+
+def test_a_bundle_counts_as_its_prompts() -> None:
+    """So that what an ingress and a tenant may have in flight is the same however it is packed."""
+    ingress = SimpleNamespace(
+        _names=SimpleNamespace(
+            of_request=lambda name: SimpleNamespace(name=name, engine_name=name, max_kv_tokens=9),
+        ),
+        _check_room=lambda placement: None,
+        _num_requests=0,
+        _num_of_tenant=Counter[str](),
+        _idle=SimpleNamespace(clear=lambda: None, set=lambda: None),
+    )
+    dispatcher = Dispatcher(ingress)
+    ingress._dispatchers = {"m": dispatcher}
+    placement = Placement(tenant="tenant")
+    given = [EngineRequest(str(i), [1, 2], PoolingParams(task="embed"), placement=placement) for i in range(5)]
+
+    async def main() -> list[EngineOutput]:
+        return [output async for output in Ingress.generate(cast(Any, ingress), "m", bundled(given))]
+
+    assert len(run(main())) == 1
+    assert dispatcher.counted == [(5, 5)]
+    assert (ingress._num_requests, ingress._num_of_tenant) == (0, {})

@@ -12,7 +12,9 @@ from app.deployments.ingress.router_client import RouterClient
 from app.deployments.router.prompt_hasher import PromptHasher
 from app.deployments.routing.policies.base import Decision
 from app.records.block_hash import hash_blocks, root_hash
+from app.records.bundle import bundled
 from app.records.load_report import LoadReport
+from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from tests.limits import patience_s, run, until
@@ -53,6 +55,21 @@ def test_one_that_goes_on_asks_for_all_of_its_tokens() -> None:
             ("m", 40, 2 * 20, b"".join(hash_blocks(KEY, root, known[:39], 16)), "mine", "", (), None),
             ("m", 52, 2 * 8, b"".join(hash_blocks(KEY, root, known[:51], 16)), "mine", "", ("a",), None),
         ]
+
+    run(main())
+
+
+def test_of_a_bundle_the_first_prompt_says_what_is_cached() -> None:
+    async def main() -> None:
+        router = Router()
+        client = RouterClient(router, PromptHasher(KEY), patience_s())
+        load = LoadReport("m", "a", "1", True, 0, 0, 0, 64, 16, 0, model_revision="weights")
+        both = [EngineRequest(str(i), list(range(i, i + 40)), PoolingParams(task="embed")) for i in range(2)]
+        await client.place("m", bundled(both), load)
+        root = root_hash(KEY, model="weights", cache_root=b"")
+        ((_, num_tokens, _, hashes, *_),) = router.asked
+        assert num_tokens == 80
+        assert hashes == b"".join(hash_blocks(KEY, root, list(range(39)), 16))
 
     run(main())
 
