@@ -72,11 +72,19 @@ def _glu(hidden_act: str) -> GLU:
 class ExpertMLP(Layer):
     """The experts' sum, and that of what all tokens share."""
 
-    def __init__(self, ctx: BuildContext, hidden_size: int, hidden_act: str, settings: ExpertSettings) -> None:
+    def __init__(
+        self,
+        ctx: BuildContext,
+        hidden_size: int,
+        hidden_act: str,
+        settings: ExpertSettings,
+        expert_size: int | None = None,
+    ) -> None:
+        """`expert_size`: of what experts read and give; None: the hidden size."""
         super().__init__()
-        s, num_shared = settings, num_among_experts(ctx, settings)
+        s, num_shared = settings, num_among_experts(ctx, settings) if expert_size is None else 0
         self.gate = Gate(ctx, hidden_size, s, num_shared)
-        self.experts = Experts(ctx, hidden_size, hidden_act, s, num_shared)
+        self.experts = Experts(ctx, expert_size or hidden_size, hidden_act, s, num_shared)
         self.shared_experts: SharedExperts | PlainSharedExperts | SharedAmongExperts | None = None
         if num_shared:
             places = self.experts.gate_up_proj, self.experts.down_proj

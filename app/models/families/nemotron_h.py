@@ -11,14 +11,16 @@ from app.checkpoints.tensors.names import Rule, renamed
 from app.errors import UnsupportedError
 from app.kernels.moe import GLU
 from app.layers.context import BuildContext
+from app.layers.experts.expert_mlp import ExpertMLP
+from app.layers.experts.latent_experts import LatentExpertMLP
 from app.layers.experts.settings import ExpertSettings
 from app.layers.mamba2 import Mamba2Settings
-from app.models.blocks import Blocks, gated_mlp, grouped_query_attention, plain_mlp
+from app.models.blocks import Blocks, LayerPlace, grouped_query_attention, plain_mlp
 from app.models.decoder import CausalLM
 from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.models.families.deepseek import sigmoid_experts
-from app.models.mixers import FULL, LINEAR, ByKind, checked, kinds_of, mamba2_mixer, mamba2_tensors
+from app.models.mixers import FULL, LINEAR, ByKind, Mixer, checked, kinds_of, mamba2_mixer, mamba2_tensors
 
 _MLP, _MOE = "mlp", "moe"
 _MARKS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _MOE}
@@ -61,13 +63,24 @@ def _experts(info: ModelInfo) -> ExpertSettings | None:
     hf, layers = info.hf_config, frozenset(i for i, kind in enumerate(_kinds(info)) if kind == _MOE)
     if not layers:
         return None
-    for name, value in (("mlp_hidden_act", "relu2"), ("mlp_bias", False), ("moe_latent_size", None)):
+    for name, value in (("mlp_hidden_act", "relu2"), ("mlp_bias", False)):
         if hf.get(name) not in (None, value):
             raise UnsupportedError(f"{name}={hf[name]!r} beside experts is not supported", param="model")
     settings = sigmoid_experts(info, _EXPERTS)
     assert settings is not None
     shared = int(hf.get("moe_shared_expert_intermediate_size", 7688)) if hf.get("n_shared_experts", 1) else 0
     return replace(settings, layers=layers, activation=GLU("relu2"), shared_size=shared)
+
+
+def _expert_mixer(latent_size: int) -> Mixer:
+    """Makes layers of experts; `latent_size`: of what they read, 0: the hidden size."""
+
+    def mixer(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> ExpertMLP:
+        assert settings.experts is not None
+        shape = settings.hidden_size, settings.hidden_act, settings.experts
+        return LatentExpertMLP(ctx, *shape, latent_size) if latent_size else ExpertMLP(ctx, *shape)
+
+    return mixer
 
 
 class NemotronHForCausalLM(CausalLM):
@@ -98,7 +111,8 @@ class NemotronHForCausalLM(CausalLM):
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:
         """Each layer's own."""
-        mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp, _MOE: gated_mlp}
+        mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp}
+        mixers[_MOE] = _expert_mixer(int(info.hf_config.get("moe_latent_size") or 0))
         return Blocks(attention=ByKind(_kinds(info), mixers), layer=OneBlockLayer)
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:

@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba2": ("mamba2", "mamba2", {**ONE, "initializer_range": 0.1}),
     "nemotron_h": ("nemotron_h", "nemotron_h", MIXER),
     "nemotron_h_moe": ("nemotron_h_moe", "nemotron_h", {**MIXER, **EXPERTS}),
+    "nemotron_h_moe-latent": ("nemotron_h_moe", "nemotron_h", {**MIXER, **EXPERTS, "moe_latent_size": 32}),
     "granitehybrid": ("granitehybrid", "granitemoehybrid", {**GRANITE_SIZES, "num_local_experts": 6}),
     "granitehybrid-dense": (
         *("granitehybrid", "granitemoehybrid"),

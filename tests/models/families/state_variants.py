@@ -97,6 +97,7 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron_h": ("nemotron_h", NEMOTRON),
     "nemotron_h-experts": ("nemotron_h", {**NEMOTRON, **NEMOTRON_EXPERTS}),
+    "nemotron_h-latent": ("nemotron_h", {**NEMOTRON, **NEMOTRON_EXPERTS, "moe_latent_size": 24}),
     "falcon_h1": ("falcon_h1", FALCON_H1),
     "falcon_h1-norms": ("falcon_h1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
