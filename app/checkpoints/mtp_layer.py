@@ -21,7 +21,7 @@ from app.errors import CheckpointError
 FULL = "full_attention"
 _NUMBER = "{number}"  # of the model's layers, in patterns
 # What config.json says layer by layer.
-_BY_LAYER = ("layer_types", "mlp_layer_types", "moe_layer_freq")
+_BY_LAYER = ("layer_types", "mlp_layer_types", "moe_layer_freq", "layers_block_type", "hybrid_override_pattern")
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,6 +37,12 @@ class MtpForm:
     masks_first: bool = True  # the first position was trained without a token
     is_dense: bool = False  # the layer has no experts, whatever others have
     kind: Literal["first", "last", "full"] = "last"  # it attends as this layer does
+    table: str = r"model\.embed_tokens\.weight"  # pattern of the name of the model's table of tokens
+    by_default: bool = True  # drafts although nobody asked
+
+    def is_table(self, name: str) -> bool:
+        """True if a tensor is the model's table of tokens."""
+        return re.fullmatch(self.table, name) is not None
 
     def own_name(self, name: str, number: int) -> str | None:
         """Our name of a tensor of the layer, of a model with `number` layers; None: it is none of these."""
@@ -79,6 +85,19 @@ _ERNIE = MtpForm(
     norm="",
     is_dense=True,
 )
+_NEMOTRON_H = MtpForm(
+    (
+        (r"mtp\.layers\.0\.(?=(?:enorm|hnorm|eh_proj)\.)", ""),
+        (r"mtp\.layers\.0\.norm\.", "input_layernorm."),
+        (r"mtp\.layers\.0\.mixer\.", "self_attn."),
+        (r"mtp\.layers\.1\.norm\.", "post_attention_layernorm."),
+        (r"mtp\.layers\.1\.mixer\.", "mlp."),
+        (r"mtp\.layers\.1\.final_layernorm\.", "norm."),
+    ),
+    masks_first=False,
+    table=r"(?:backbone|model)\.embeddings\.weight",
+    by_default=False,  # no GPU has timed it
+)
 FORMS: Mapping[str, MtpForm] = {
     **dict.fromkeys(("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _DEEPSEEK),
     "HYV3ForCausalLM": _HUNYUAN,
@@ -88,22 +107,25 @@ FORMS: Mapping[str, MtpForm] = {
     "ExaoneMoeForCausalLM": _EXAONE,
     "MiMoForCausalLM": _MIMO,
     "Ernie4_5_MoeForCausalLM": _ERNIE,
+    "NemotronHForCausalLM": _NEMOTRON_H,
 }
 
 
-def promises_mtp(info: ModelInfo) -> bool:
-    """True if there may be such a layer by config.json; checkpoints that were rewritten may lack it nevertheless."""
+def promises_mtp(info: ModelInfo, *, by_default: bool = False) -> bool:
+    """True if there may be such a layer by config.json; checkpoints that were rewritten may lack it nevertheless.
+    `by_default`: and it drafts although nobody asked."""
     form = FORMS.get(info.architecture)
-    return form is not None and bool(info.hf_config.get(form.counted_by, not form.is_counted))
+    if form is None or (by_default and not form.by_default):
+        return False
+    return bool(info.hf_config.get(form.counted_by, not form.is_counted))
 
 
 def with_layer_behind(info: ModelInfo) -> ModelInfo:
     """The description of a model of one layer more, which is such a layer."""
     form, hf, count = FORMS[info.architecture], info.hf_config, info.num_layers
     changed: dict[str, Any] = {"num_hidden_layers": count + 1}
-    for field in _BY_LAYER:
-        if isinstance(kinds := hf.get(field), list):
-            changed[field] = [*kinds, kinds[0 if form.kind == "first" else -1]]
+    like = slice(0, 1) if form.kind == "first" else slice(-1, None)
+    changed |= {field: hf[field] + hf[field][like] for field in _BY_LAYER if isinstance(hf.get(field), list | str)}
     if form.kind == "full":  # nobody asks for those of the others
         changed["layer_types"] = [FULL] * (count + 1)
     return replace(info, hf_config={**hf, **changed})

@@ -24,7 +24,7 @@ logger = logging.getLogger("manta.engine")
 def with_default_drafter(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     """`config` of the model `info`, with `mtp` where the checkpoint has all that it reads and no option is in its way;
     one line of the log says so, or why not."""
-    if "speculative_config" in config.model_fields_set or not promises_mtp(info):
+    if "speculative_config" in config.model_fields_set or not promises_mtp(info, by_default=True):
         return config
     if (reason := _obstacle(config, info)) is not None:
         logger.info("speculative_config: the model's layer for multi-token prediction stays unused: %s", reason)

@@ -146,6 +146,11 @@ class CausalLM(EngineModel):
         return cls.blocks
 
     @classmethod
+    def blocks_behind(cls, info: ModelInfo) -> Blocks:
+        """Those of the layer that predicts further tokens, the last of `info`, where it is not like the others."""
+        return cls.blocks_of(info)
+
+    @classmethod
     def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
         """The rope settings of each layer type."""
         hf = {**cls.rope_defaults, **info.hf_config}

@@ -65,6 +65,16 @@ def test_each_family_has_its_own_names(tmp_path: Path) -> None:
     assert (longer.num_layers, longer.hf_config["layer_types"]) == (3, [FULL] * 3)
 
 
+def test_nemotron_h_drafts_where_it_is_asked_alone(tmp_path: Path) -> None:
+    """Marks of layers get longer by one."""
+    hf = {"architectures": ["NemotronHForCausalLM"], "num_nextn_predict_layers": 1, "hybrid_override_pattern": "ME*E"}
+    info = ModelInfo(tmp_path, hf, {})
+    assert promises_mtp(info)
+    assert not promises_mtp(info, by_default=True)
+    longer = with_layer_behind(info)
+    assert (longer.num_layers, longer.hf_config["hybrid_override_pattern"]) == (5, "ME*EE")
+
+
 def test_config_json_of_qwen3_next_need_not_promise_it(tmp_path: Path) -> None:
     info = ModelInfo(tmp_path, {"architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 2}, {})
     assert promises_mtp(info)

@@ -31,8 +31,6 @@ from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import readable
 from app.models.drafters.base import Drafter, Target
 
-_EMBEDDING = "embed_tokens."
-
 
 class MtpDrafter(Drafter):
     """The layer behind the target's last."""
@@ -44,7 +42,7 @@ class MtpDrafter(Drafter):
         longer = with_layer_behind(info)
         settings = readable(self._family.settings, longer)
         self._settings = s = replace(settings, experts=None) if self._form.is_dense else settings
-        self._index, blocks = info.num_layers, self._family.blocks_of(longer)
+        self._index, blocks = info.num_layers, self._family.blocks_behind(longer)
         rope = self._family.ropes(longer, s, ctx.max_model_len)(s.rope_types[-1] if s.rope_types else "")
         rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
         layer: Any = (blocks.layer or PreNormLayer)(ctx, s, LayerPlace(self._index, 0, rotary), blocks)
@@ -62,8 +60,8 @@ class MtpDrafter(Drafter):
         """See EngineModel: those of the one layer, by the family's names; the model's own table of tokens where this
         stage does not hold it."""
         prefix = f"model.layers.{self._index}."
-        if text_name(name) == f"model.{_EMBEDDING}weight" and hasattr(self._layer[0], "embed_tokens"):
-            return [(f"{prefix}{_EMBEDDING}weight", tensor)]
+        if hasattr(self._layer[0], "embed_tokens") and self._form.is_table(text_name(name) or ""):
+            return [(f"{prefix}embed_tokens.weight", tensor)]
         own = self._form.own_name(name, self._index)
         return [] if own is None else self._family.tensors(self._settings, prefix + own, tensor)
 

@@ -72,8 +72,9 @@ def _experts(info: ModelInfo) -> ExpertSettings | None:
     return replace(settings, layers=layers, activation=GLU("relu2"), shared_size=shared)
 
 
-def _expert_mixer(latent_size: int) -> Mixer:
-    """Makes layers of experts; `latent_size`: of what they read, 0: the hidden size."""
+def _expert_mixer(info: ModelInfo) -> Mixer:
+    """Makes layers of experts, which may read a smaller vector."""
+    latent_size = int(info.hf_config.get("moe_latent_size") or 0)
 
     def mixer(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> ExpertMLP:
         assert settings.experts is not None
@@ -84,7 +85,7 @@ def _expert_mixer(latent_size: int) -> Mixer:
 
 
 class NemotronHForCausalLM(CausalLM):
-    """Attention knows no positions. Layers that predict further tokens are left out."""
+    """Attention knows no positions. Layers that predict further tokens are left to the drafter `mtp`."""
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         self.mamba = _mamba(info)
@@ -112,8 +113,18 @@ class NemotronHForCausalLM(CausalLM):
     def blocks_of(cls, info: ModelInfo) -> Blocks:
         """Each layer's own."""
         mixers = {LINEAR: mamba2_mixer(_mamba(info)), FULL: grouped_query_attention, _MLP: plain_mlp}
-        mixers[_MOE] = _expert_mixer(int(info.hf_config.get("moe_latent_size") or 0))
+        mixers[_MOE] = _expert_mixer(info)
         return Blocks(attention=ByKind(_kinds(info), mixers), layer=OneBlockLayer)
+
+    @classmethod
+    def blocks_behind(cls, info: ModelInfo) -> Blocks:
+        """See CausalLM: two layers of one block, which are an ordinary one."""
+        hf = info.hf_config
+        named = hf.get("mtp_layers_block_type") or hf.get("mtp_hybrid_override_pattern") or "*E"
+        if list(named) not in (["*", "E"], ["attention", _MOE], [FULL, _MOE]) or _MOE not in _kinds(info):
+            what = f"mtp_layers_block_type={named!r} is not supported; known: attention, experts as the model's"
+            raise UnsupportedError(what, param="model")
+        return Blocks(mlp=_expert_mixer(info))
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of Mamba's projection."""

@@ -9,7 +9,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,8 @@ SHAPES: dict[str, Published] = {
 
 def with_layer_behind(family: str, folder: Path) -> tuple[Path, PreTrainedModel, Drafts]:
     """The directory, the target alone, and the reference."""
+    if family == "nemotron_h":
+        return with_two_blocks_behind(folder)
     one = SHAPES[family]
     plain, other = (tiny_model(one.family, seed=seed, **one.shape) for seed in (0, 9))
     target = hf_model(plain)
@@ -156,3 +158,51 @@ def _reference(target: PreTrainedModel, one: Published, own: dict[str, torch.Ten
         return chained(tokens, count, hidden_states(target, tokens)[-1], run, tell)
 
     return drafts
+
+
+NEMOTRON: dict[str, Any] = {
+    "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16,
+    "hybrid_override_pattern": "ME*E", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 24,
+    "initializer_range": 0.1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "without": ["num_hidden_layers"],
+}  # fmt: skip
+_ATTENDS, _EXPERTS = 2, 3  # layers of another model that stand behind
+
+
+def with_two_blocks_behind(folder: Path) -> tuple[Path, PreTrainedModel, Drafts]:
+    """The same of Nemotron-H, whose layer is two of one block, as `mtp.layers` publishes them."""
+    plain, other = (tiny_model("nemotron_h", seed=seed, **NEMOTRON) for seed in (0, 9))
+    target, size = hf_model(plain), 64
+    own = {"enorm": 1 + drawn(200, size), "hnorm": 1 + drawn(201, size), "eh_proj": drawn(210, size, 2 * size)}
+    own["final_layernorm"] = 1 + drawn(202, size)
+    made = {f"mtp.layers.{int(part[0] == 'f')}.{part}.weight": tensor for part, tensor in own.items()}
+    for name, tensor in load_file(other / "model.safetensors").items():
+        for number, like in enumerate((_ATTENDS, _EXPERTS)):
+            head, found, part = name.partition(f".layers.{like}.")
+            if found:
+                made[f"mtp.layers.{number}.{part}"] = tensor
+    shutil.copytree(plain, folder, dirs_exist_ok=True)
+    save_file(load_file(plain / "model.safetensors") | made, folder / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    model, layers = cast("Any", target).model, cast("Any", hf_model(other)).model.layers
+    embedding, head = model.embeddings.weight.detach(), target.get_output_embeddings().weight.detach()
+
+    def normed(x: torch.Tensor, part: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], own[part], target.config.layer_norm_epsilon)
+
+    def run(following: list[int], features: torch.Tensor) -> torch.Tensor:
+        parts = [normed(embedding[following], "enorm"), normed(features, "hnorm")]
+        x, count = F.linear(torch.cat(parts, dim=-1), own["eh_proj"])[None], len(following)
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        with torch.no_grad():
+            x = layers[_EXPERTS](layers[_ATTENDS](x, attention_mask=mask))
+        return normed(x[0], "final_layernorm")
+
+    def drafts(tokens: list[int], count: int) -> list[int]:
+        with torch.no_grad():
+            features = model(torch.tensor([tokens[:-1]])).last_hidden_state[0]
+        return chained(tokens, count, features, run, lambda x: int((head @ x).argmax()))
+
+    return folder, target, drafts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import compress
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from app.errors import UnsupportedError
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.worker.spec_decode.base import Proposal
@@ -150,7 +152,7 @@ def test_drafts_of_a_language_model(directory: Path, target: PreTrainedModel, st
     assert_drafts(spy, drafters.draft_model(hf_model(draft)), COUNT)
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(SHAPES)))
+@pytest.mark.parametrize(("number", "family"), list(enumerate([*SHAPES, "nemotron_h"])))
 def test_a_layer_behind_the_last_drafts(tmp_path: Path, number: int, family: str) -> None:
     """Each family that has one, over static tensors and in ordinary steps in turn."""
     static = number % 2 == 0
@@ -160,7 +162,7 @@ def test_a_layer_behind_the_last_drafts(tmp_path: Path, number: int, family: str
     assert_drafts(spy, reference, COUNT)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle", "glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["eagle3", "eagle", "glm4_moe", "deepseek_v3", "nemotron_h"])
 def test_steps_without_a_token_fill_the_cache(
     directory: Path, target: PreTrainedModel, tmp_path: Path, name: str
 ) -> None:
@@ -197,3 +199,12 @@ def test_tokens_of_kernels_that_did_not_run_hurt_nobody(
         for _ in range(2):
             launch_static(step)
     assert driver.run([Run([5, 9, 200], greedy(6))])[0].tokens
+
+
+@pytest.mark.parametrize("kinds", [["moe", "full_attention"], ["full_attention"]])
+def test_other_blocks_behind_nemotron_h_are_refused_by_name(tmp_path: Path, kinds: list[str]) -> None:
+    model = with_layer_behind("nemotron_h", tmp_path)[0]
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "mtp_layers_block_type": kinds}))
+    with pytest.raises(UnsupportedError, match=r"mtp_layers_block_type=.* is not supported; known: attention, experts"):
+        run_greedy(config_of(model, {"method": "mtp", "num_speculative_tokens": COUNT}))

@@ -89,6 +89,8 @@ def test_ranks_agree(
         pytest.param("qwen3_5_moe", 2, 1, marks=pytest.mark.slow),
         pytest.param("qwen3_next", 2, 1, marks=pytest.mark.slow),
         pytest.param("deepseek_v3", 2, 2, marks=pytest.mark.slow),
+        pytest.param("nemotron_h", 2, 1, marks=pytest.mark.slow),
+        pytest.param("nemotron_h", 1, 2, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_agree_on_the_drafts_of_the_models_own_layer(tmp_path: Path, family: str, tp: int, pp: int) -> None:
