@@ -13,8 +13,9 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.base.modules.dense import Dense
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from transformers import ModernBertConfig, ModernBertModel
 
-from tests.tiny_encoders import tiny_encoder
+from tests.tiny_encoders import SIZES, tiny_encoder
 
 SIZE = 12
 
@@ -35,10 +36,26 @@ def _library(directory: Path, **options: Any) -> Path:
     return directory / "model"
 
 
-def _pylate(directory: Path) -> Path:
+def _modernbert(directory: Path) -> Path:
+    """An encoder with the tokenizer of another one."""
+    source = tiny_encoder("bert")
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    marks = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+    windows = {"local_attention": 8, "global_attn_every_n_layers": 2, "max_position_embeddings": 130}
+    torch.manual_seed(2)
+    ModernBertModel(ModernBertConfig(vocab_size=size, **SIZES, **marks, **windows)).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, directory / name)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    own = {**config, "model_input_names": ["input_ids", "attention_mask"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(own))
+    return directory
+
+
+def _pylate(directory: Path, encoder: Path) -> Path:
     """As PyLate saved one: an encoder, a layer, and flat fields; marks are tokens of the vocabulary."""
     path = directory / "model"
-    shutil.copytree(tiny_encoder("bert"), path)
+    shutil.copytree(encoder, path)
     kinds = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     entries = [{"idx": i, "name": str(i), "path": at, "type": kind} for i, (at, kind) in enumerate(kinds)]
     (path / "modules.json").write_text(json.dumps(entries))
@@ -75,7 +92,8 @@ LAYOUTS = {
         query_expansion={"strategy": "min", "length": 10, "attend": True, "token": "fox"},
         skiplist_tasks=["query", "document"],
     ),
-    "pylate": _pylate,
+    "pylate": lambda directory: _pylate(directory, tiny_encoder("bert")),
+    "pylate-modernbert": lambda directory: _pylate(directory, _modernbert(directory / "encoder")),
     "stanford": _stanford,
 }
 

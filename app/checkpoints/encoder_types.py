@@ -26,6 +26,7 @@ ENCODER_TYPES: Mapping[str, EncoderType] = {
     "eurobert": _PLAIN,
     "gte": _PLAIN,
     "jina_embeddings_v3": _PLAIN,
+    "llama_bidirec": _PLAIN,
     "modernbert": _PLAIN,
     "mt5": _PLAIN,
     "mpnet": EncoderType(position_offset=2),

@@ -213,6 +213,8 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "LlamaModel": "app.models.decoder_pooling:DecoderForPooling",
         "LlamaForCausalLM": "app.models.decoder_pooling:DecoderForPooling",
         "LlamaForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
+        "LlamaBidirectionalModel": "app.models.families.llama_bidirectional:LlamaBidirectional",
+        "LlamaBidirectionalForSequenceClassification": "app.models.families.llama_bidirectional:LlamaBidirectional",
         "MistralModel": "app.models.decoder_pooling:DecoderForPooling",
         "MistralForCausalLM": "app.models.decoder_pooling:DecoderForPooling",
         "MistralForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",

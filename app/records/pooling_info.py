@@ -40,6 +40,7 @@ _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask", "LogitScore")
 _ALONE = ("SpladePooling", "LogitScore")  # behind the transformer
 _CLASSIFIER_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
+_LLAMA_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
 _SATURATIONS: dict[str, Saturation] = {"relu": "once", "log1p_relu": "twice"}
 _SCORES: dict[str, Scores] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
@@ -114,7 +115,7 @@ class PoolingInfo:
             )
         if info.architecture.endswith("ForSequenceClassification"):
             labels = _labels(hf)
-            pooling = "last" if info.is_causal else _classifier_pooling(hf)
+            pooling = _classifier_pooling(hf) if _usual_pooling(info) == "cls" else _usual_pooling(info)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
             return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
         if hf.get("model_type") in ("clip", "siglip"):
@@ -129,7 +130,7 @@ class PoolingInfo:
         denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
-        pooling = poolings[0] if poolings else ("last" if info.is_causal else "cls")
+        pooling = poolings[0] if poolings else _usual_pooling(info)
         heads = _token_heads(info) if pooling == "cls" and not denses and not info.is_causal else None
         return cls(
             pooling,
@@ -349,6 +350,17 @@ def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
     if lengths:
         return tuple(sorted(int(length) for length in lengths))
     return () if vouched or hf.get("is_matryoshka") else None
+
+
+def _usual_pooling(info: ModelInfo) -> str:
+    """A decoder's last token and an encoder's first, unless config.json says otherwise (`pooling` of a Llama that sees
+    both ways)."""
+    if info.hf_config.get("model_type") != "llama_bidirec":
+        return "last" if info.is_causal else "cls"
+    given = str(info.hf_config.get("pooling") or "avg")
+    if given not in _LLAMA_POOLINGS:
+        raise UnsupportedError(f"pooling={given!r:.80} is not supported", param="model")
+    return _LLAMA_POOLINGS[given]
 
 
 def _classifier_pooling(hf: dict[str, Any]) -> str:

@@ -152,6 +152,7 @@ FIELDS: Mapping[str, Kind] = {
     "method": TEXT,
     **dict.fromkeys(("classifier_pooling", "classifier_activation", "feed_forward_proj", "activation"), TEXT),
     **dict.fromkeys(("norm_rel_ebd", "position_embedding_type"), TEXT),
+    **dict.fromkeys(("pooling", "temperature"), either(TEXT, _MAYBE_ZERO)),  # of llama_bidirec; others have their own
     "pos_att_type": either(TEXT, several(TEXT, 4)),
     "attn_temperature_tuning": either(FLAG, whole(0, 1 << 10)),  # Llama 4 was published with 4
     **dict.fromkeys(("layer_types", "mlp_layer_types"), several(TEXT, _LAYER_COUNT)),

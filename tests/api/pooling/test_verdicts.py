@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
@@ -23,7 +23,8 @@ from app.offline.llm import LLM
 from app.records.pooling_info import PoolingInfo
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import texts
-from tests.tiny_rerankers import TEMPLATE, converted, packed, written
+from tests.tiny_models import DEFAULTS
+from tests.tiny_rerankers import HEADS, TEMPLATE, converted, packed, written
 from tests.worker.pooling.pooling_driver import PoolingDriver
 
 QUERY, DOCUMENTS = "which fox jumps over the boat ?", texts(12, 20, seed=4)
@@ -147,6 +148,44 @@ def test_texts_are_cut_and_the_template_is_not(http: httpx.Client, models: dict[
         json={"model": "packed", "query": QUERY, "documents": [long], "truncate_prompt_tokens": 5},
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+MXBAI = (
+    "<|im_start|>user\nquery: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "document: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}\nRelevant?"
+    "<|im_end|>\n<|im_start|>assistant\n{{ '' }}"
+)
+
+
+@pytest.mark.parametrize(("family", "tokens"), [("qwen2", ["no", "yes"]), ("gemma", ["yes"])])
+def test_other_language_models_judge_too(
+    models: dict[str, Path], family: str, tokens: list[str], tmp_path: Path
+) -> None:
+    """As mxbai-rerank-v2 and bge-reranker-v2-gemma are served, by two tokens or one, behind a template of theirs."""
+    source = models["original"]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((source / name).read_text())
+    (tmp_path / "chat_template.jinja").write_text(MXBAI)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    config = AutoConfig.for_model(family, **{**DEFAULTS, **HEADS, "vocab_size": len(tokenizer), "head_dim": 16})
+    torch.manual_seed(3)
+    judge = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    judge.save_pretrained(tmp_path)
+    own = {"architectures": [judge.config.architectures[0].replace("CausalLM", "SequenceClassification")]}
+    method = "from_2_way_softmax" if len(tokens) == 2 else "no_post_processing"
+    overrides = {**own, "classifier_from_token": tokens, "method": method}
+    with LLM(str(tmp_path), hf_overrides=overrides, runner="pooling", device="cpu", num_threads=1) as llm:
+        found = [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in tokens]
+    expected = []
+    for text in DOCUMENTS:
+        chat = [{"role": "query", "content": QUERY}, {"role": "document", "content": text}]
+        prompt = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=False)
+        with torch.inference_mode():
+            logits = judge(prompt).logits[0, -1, ids]
+        expected.append(float(torch.sigmoid(logits[-1] - (logits[0] if len(tokens) == 2 else 0.0))))
+    assert np.ptp(expected) > 1e-2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_over_two_ranks(models: dict[str, Path], judges: dict[str, CrossEncoder]) -> None:
