@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.names import renamed
 from app.errors import UnsupportedError
+from app.kernels.moe import RoutingRule
+from app.layers.experts.settings import ExpertSettings
 from app.models.decoder import CausalLM
 from app.models.decoder_settings import DecoderSettings
+from app.models.families.mixtral import MIXTRAL_NAMES
 
 
 def with_scales(
@@ -24,15 +30,29 @@ def with_scales(
     )
 
 
+def _experts(info: ModelInfo) -> ExpertSettings | None:
+    """Softmax over all experts, the best ones' weights made to sum to 1."""
+    number = int(info.hf_config.get("num_experts") or 0)
+    if not number:
+        return None
+    rule = RoutingRule(top_k=int(info.hf_config.get("num_experts_per_tok", 2)), renormalize=True)
+    return ExpertSettings(number, info.intermediate_size, rule, layers=frozenset(range(info.num_layers)))
+
+
 class MiniCPMForCausalLM(CausalLM):
-    """A dense model with attention to all tokens."""
+    """Attention to all tokens; one feed-forward layer, or experts."""
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
-        """The settings of config.json. UnsupportedError for experts and for attention to chosen blocks."""
-        for name in ("num_experts", "sparse_config"):
-            if info.hf_config.get(name):
-                raise UnsupportedError(f"MiniCPM with {name} is not supported", param="model")
+        """The settings of config.json. UnsupportedError for attention to chosen blocks."""
+        if info.hf_config.get("sparse_config"):
+            raise UnsupportedError("MiniCPM with sparse_config is not supported", param="model")
         bias = bool(info.hf_config.get("attention_bias", False))
-        settings = replace(DecoderSettings.from_info(info, tied=True), qkv_bias=bias, output_bias=bias)
+        base = DecoderSettings.from_info(info, tied=True)
+        settings = replace(base, qkv_bias=bias, output_bias=bias, experts=_experts(info))
         return with_scales(settings, info, embeds=1.0, depth=math.sqrt(info.num_layers), base=info.hidden_size)
+
+    @staticmethod
+    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Llama's names; experts have Mixtral's."""
+        return [(renamed(name, MIXTRAL_NAMES), tensor)]

@@ -109,6 +109,23 @@ def internlm2(p: Page, ids: Tensor) -> Tensor:
     return p.linear("output", p.rms("model.norm", x, 1e-5))
 
 
+def one_layer(p: Page, name: str, x: Tensor) -> Tensor:
+    gated = F.silu(p.linear(f"{name}.gate_proj", x)) * p.linear(f"{name}.up_proj", x)
+    return p.linear(f"{name}.down_proj", gated)
+
+
+def best_two_experts(p: Page, name: str, x: Tensor) -> Tensor:
+    """Their weights are made to sum to 1."""
+    scores = F.linear(x, p.tensors[f"{name}.gate.weight"]).softmax(-1)
+    out = torch.zeros_like(x)
+    for token in range(len(x)):
+        best = scores[token].topk(2)
+        for weight, expert in zip(best.values / best.values.sum(), best.indices.tolist(), strict=True):
+            w1, w2, w3 = (f"{name}.experts.{expert}.w{i}" for i in (1, 2, 3))
+            out[token] += weight * p.linear(w2, F.silu(p.linear(w1, x[token])) * p.linear(w3, x[token]))
+    return out
+
+
 def llama_like(
     p: Page,
     ids: Tensor,
@@ -118,6 +135,7 @@ def llama_like(
     scale: float = 1.0,
     added: float = 1.0,
     logits: float = 1.0,
+    feed_forward: Callable[[Page, str, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Llama's names; what Orion, InternLM 3 and MiniCPM do otherwise comes as arguments."""
     dim = 16
@@ -130,8 +148,7 @@ def llama_like(
         out = attend(turn_halves(q, theta), turn_halves(k, theta), v)
         x = x + p.linear(f"{name}.self_attn.o_proj", out) * added
         y = normed(f"{name}.post_attention_layernorm", x, 1e-5)
-        gated = F.silu(p.linear(f"{name}.mlp.gate_proj", y)) * p.linear(f"{name}.mlp.up_proj", y)
-        x = x + p.linear(f"{name}.mlp.down_proj", gated) * added
+        x = x + (feed_forward or one_layer)(p, f"{name}.mlp", y) * added
     x = normed("model.norm", x, 1e-5)
     if "lm_head.weight" not in p.tensors:
         return F.linear(x, p.tensors["model.embed_tokens.weight"]) * logits
@@ -148,6 +165,11 @@ def orion(p: Page, ids: Tensor) -> Tensor:
 
 def minicpm(p: Page, ids: Tensor) -> Tensor:
     return llama_like(p, ids, scale=3.0, added=1.4 / math.sqrt(2), logits=32 / 64)
+
+
+def minicpm_moe(p: Page, ids: Tensor) -> Tensor:
+    own = {"scale": 3.0, "added": 1.4 / math.sqrt(2), "logits": 32 / 64}
+    return llama_like(p, ids, feed_forward=best_two_experts, **own)  # type: ignore[arg-type]
 
 
 def chatglm(p: Page, ids: Tensor) -> Tensor:
@@ -242,6 +264,18 @@ def _llama_shapes(
         if norm_bias:
             shapes[f"{one}.bias"] = (64,)
     return shapes
+
+
+def _with_experts(shapes: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Shapes with experts in the place of each feed-forward layer."""
+    found = {name: shape for name, shape in shapes.items() if ".mlp." not in name}
+    for name in (name for name in shapes if name.endswith(".mlp.gate_proj.weight")):
+        layer = name.removesuffix(".gate_proj.weight")
+        found[f"{layer}.gate.weight"] = (number, 64)
+        for i in range(number):
+            sizes = {"w1": (112, 64), "w3": (112, 64), "w2": (64, 112)}
+            found |= {f"{layer}.experts.{i}.{part}.weight": size for part, size in sizes.items()}
+    return found
 
 
 def _renamed(shapes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -386,6 +420,15 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any], Reference]] = {
         {**_LLAMA, "model_type": "minicpm", "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 32},
         _llama_shapes(),
         minicpm,
+    ),
+    "minicpm-moe": (
+        "MiniCPMForCausalLM",
+        {
+            **{**_LLAMA, "model_type": "minicpm", "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 32},
+            **{"num_experts": 4, "num_experts_per_tok": 2},
+        },
+        _with_experts(_llama_shapes(), 4),
+        minicpm_moe,
     ),
     "orion": ("OrionForCausalLM", {**_LLAMA, "model_type": "orion"}, _llama_shapes(norm_bias=True), orion),
     "decilm": (

@@ -52,7 +52,6 @@ def test_over_two_ranks(name: str, layout: str) -> None:
         ("chatglm3", {"rmsnorm": False}, "rmsnorm=False"),
         ("chatglm3", {"pre_seq_len": 128}, "pre_seq_len=128"),
         ("chatglm3", {"multi_query_group_num": 3}, "multi_query_group_num=3"),
-        ("minicpm", {"num_experts": 8}, "num_experts"),
         ("minicpm", {"sparse_config": {"topk": 64}}, "sparse_config"),
         ("decilm", {"num_key_value_heads_per_layer": [2]}, "1 of 2 layers"),
         ("decilm", {"num_key_value_heads_per_layer": [2, 3]}, "4 heads over 3"),
