@@ -14,7 +14,7 @@ def info_of(config: dict) -> MediaInfo | None:
     return MediaInfo.of(ModelInfo(Path("."), config, {}))
 
 
-@pytest.mark.parametrize("kind", PROCESSORS)
+@pytest.mark.parametrize("kind", [kind for kind in PROCESSORS if kind != "kimi_vl"])  # it has no class there
 def test_placeholders_are_those_of_transformers(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(kind)
