@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from app.kernels.fused.reference import rms_norm
 from app.layers.context import BuildContext
 from app.layers.norm import RMSNorm
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -16,10 +15,6 @@ class OffsetRMSNorm(RMSNorm):
     def __init__(self, ctx: BuildContext, size: int, eps: float, *, may_defer: bool = False) -> None:
         super().__init__(ctx, size, eps, may_defer=may_defer)
         self.weight = Weight(torch.ones(size, dtype=torch.float32), WeightSpec(_load_plus_one))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., C] -> [..., C]."""
-        return rms_norm(x, self.weight, self.eps)
 
 
 def _load_plus_one(weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:

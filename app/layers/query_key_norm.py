@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from app.distributed.parallel_groups import RankGroup
+from app.kernels.fused import FUSED_OPS
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.layer_norm import LayerNorm
@@ -69,6 +70,7 @@ class ProjectionRMSNorm(Layer):
     def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float) -> None:
         super().__init__()
         self.heads, self.head_dim, self.eps = heads, head_dim, eps
+        self.norm = ctx.kernels(FUSED_OPS).rms_norm
         spec = WeightSpec(self.load_weight)
         self.weight = Weight(torch.ones(heads.own * head_dim, dtype=ctx.dtype), spec)
 
@@ -79,9 +81,9 @@ class ProjectionRMSNorm(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H, D] -> the same, normed."""
-        squares = x.float().square().sum((1, 2))
-        if self.heads.tp.size > 1:
-            squares = self.heads.tp.all_reduce(squares) / self.heads.copies
+        if self.heads.tp.size == 1:
+            return self.norm(x.flatten(1), self.weight, self.eps).view(x.shape)
+        squares = self.heads.tp.all_reduce(x.float().square().sum((1, 2))) / self.heads.copies
         factor = (squares / (self.heads.whole * self.head_dim) + self.eps).rsqrt().view(-1, 1, 1)
         return (x * factor * self.weight.float().view(1, -1, self.head_dim)).to(x.dtype)
 

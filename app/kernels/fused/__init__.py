@@ -42,11 +42,6 @@ class LatentRotation:
     eps: float
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """PyTorch's own, over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
 def add_layer_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -127,8 +122,11 @@ class FusedOps:
     ]
     # gate and up side by side [T, 2 I] -> activation(gate) * up [T, I]
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
-    # (x [..., C], weight [C], eps) -> x / rms(x) * weight
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    # (x [..., C], weight [C] in the type of x or fp32, eps) -> x / rms(x) * weight, in the type of x
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    # Of every number of a tensor; PyTorch's own tanh and sigmoid, where nothing is said of neighbours' bits.
+    sigmoid: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
+    tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     add_layer_norm: AddLayerNorm = add_layer_norm
 
 

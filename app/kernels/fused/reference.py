@@ -123,4 +123,5 @@ OPS = FusedOps(
     rotate_and_write=rotate_and_write,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
+    rms_norm=rms_norm,
 )

@@ -71,6 +71,16 @@ def test_add_layer_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size
     close(normed, torch.nn.functional.layer_norm(total.double(), (size,), weight.double(), wide, 1e-5), dtype)
 
 
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32])  # None: the rows' own
+@pytest.mark.parametrize("shape", [(0, 64), (1, 112), (3, 2, 1030)])
+def test_rms_norm(ops: FusedOps, dtype: torch.dtype, weight_dtype: torch.dtype | None, shape: tuple[int, ...]) -> None:
+    x, weight = randn(*shape, dtype=dtype) * 3, randn(shape[-1], dtype=weight_dtype or dtype, seed=1)
+    truth = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    close(ops.rms_norm(x, weight, 1e-5), truth, dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 768), (1, 3, 64), (16, 768), (17, 768)])
 def test_a_norm_rounds_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
