@@ -97,7 +97,7 @@ class Attention(KVAttentionLayer):
         query, gate = self._write(x, ctx)
         out = self.attend(query, ctx)
         if self.gates_output:
-            out = out * gate.sigmoid()
+            out = out * self.fused.sigmoid(gate)
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     def keep(self, x: Activations, ctx: ForwardContext) -> None:

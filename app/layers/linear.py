@@ -135,14 +135,18 @@ class Linear(AdaptedLayer):
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""
         if self.is_streamed:
             return
-        self.packed = self.in_leaves() if self.has_leaves else pack_stored(self.stored)
-        if self.packed is not None and self.is_exact and not self.has_leaves:
-            outputs = sum(share.size for share in self.output_shares.values())
-            self.packed = FixedRowsWeight(self.packed, (outputs, self.input_share.size), self.dtype)
+        self.packed = self.in_leaves() if self.has_leaves else self._packed()
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
             for weight in self.stored:
                 weight.drop()
+
+    def _packed(self) -> PackedWeight | None:
+        packed = pack_stored(self.stored)
+        if not self.is_exact:
+            return packed
+        outputs = sum(share.size for share in self.output_shares.values())
+        return FixedRowsWeight.of(packed, (outputs, self.input_share.size), self.dtype)
 
     def in_leaves(self) -> PackedWeight | None:
         """The weight in pieces that no number of ranks changes; None where the product does not look at its shape."""

@@ -176,14 +176,15 @@ class LMHead(VocabShard):
         A tied table is then in memory twice, because the embedding reads rows of it.
         """
         if self.stored is not None:
-            self.packed = pack_stored([self.stored]) if self.held else None
+            self.packed = self._fixed(pack_stored([self.stored]), self.held) if self.held else None
             self.stored.drop()
             return
-        self.packed = self._in_leaves() if self.has_leaves else pack_weight(self.table.data)
-        if self.packed is not None and self.is_exact and not self.has_leaves:
-            self.packed = FixedRowsWeight(self.packed, (self.rows, self.inputs.size), self.dtype)
+        self.packed = self._in_leaves() if self.has_leaves else self._fixed(pack_weight(self.table.data), self.rows)
         if self.packed is not None and not self.tied:
             self.weight = self.weight.materialize(torch.device("meta"))
+
+    def _fixed(self, packed: PackedWeight | None, num_outputs: int) -> PackedWeight | None:
+        return FixedRowsWeight.of(packed, (num_outputs, self.inputs.size), self.dtype) if self.is_exact else packed
 
     def _in_leaves(self) -> PackedWeight | None:
         """See Linear."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import materialize
 from app.layers.attention_layer import AttentionLayer
 from app.layers.context import BuildContext, ForwardContext
@@ -130,7 +131,7 @@ class CausalLM(EngineModel):
         last = ctx.groups.is_last_stage
         size = s.embedding_size or s.hidden_size
         self.lm_head = LMHead(ctx, s.vocab_size, size, s.head_bias) if last else None
-        self.tied = s.tie_word_embeddings
+        self.tied, self.tanh = s.tie_word_embeddings, ctx.kernels(FUSED_OPS).tanh
         if self.tied and self.lm_head is not None:
             assert self.model.embed_tokens is not None
             self.lm_head.tie(self.model.embed_tokens)
@@ -183,13 +184,15 @@ class CausalLM(EngineModel):
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, C] of the rows that need them -> [N, V] in the model's type; in the last stage."""
         assert self.lm_head is not None, "logits are computed in the last stage"
-        return scaled(self.lm_head(hidden), self.decoder_settings)
+        return scaled(self.lm_head(hidden), self.decoder_settings, self.tanh)
 
 
-def scaled(logits: torch.Tensor, settings: DecoderSettings) -> torch.Tensor:
+def scaled(
+    logits: torch.Tensor, settings: DecoderSettings, tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+) -> torch.Tensor:
     """A head's logits as the family means them: scaled, bounded softly."""
     if settings.logit_scale != 1.0:
         logits = logits * settings.logit_scale
     if settings.logit_soft_cap is not None:
-        logits = torch.tanh(logits / settings.logit_soft_cap) * settings.logit_soft_cap
+        logits = tanh(logits / settings.logit_soft_cap) * settings.logit_soft_cap
     return logits

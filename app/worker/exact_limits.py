@@ -1,8 +1,8 @@
 """Says what does not go with `deterministic`, before a start takes memory: what was not shown to be exact is refused.
 
-Exact are the models of `SHOWN`, whose steps are made of kernels marked `is_exact` (`KernelTable`); a layer of another
-kind asks for a kernel that is not there, and is refused by its operation's name. Options that change how numbers are
-stored or who adds them up are refused by theirs.
+Exact are the models of `SHOWN`, on GPUs those of `SHOWN_ON_GPUS`, whose steps are made of kernels marked `is_exact`
+(`KernelTable`); a layer of another kind asks for a kernel that is not there, and is refused by its operation's name.
+Options that change how numbers are stored or who adds them up are refused by theirs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from app.errors import ConfigError
 from app.kernels.fused.exact import ACTIVATIONS
 from app.kernels.gemm.leaves import LEAVES
 from app.kernels.kernel_table import HOPPER
-from app.layers.activation import GATED_ACTIVATIONS
+from app.layers.activation import PLAIN_ACTIVATIONS
+from app.models import MODELS
+from app.models.decoder_settings import readable
 from app.models.implementation import runs_natively
 
-# Architectures whose logits tests compare bit for bit: tests/worker/test_exact_steps.py, test_exact_steps_on_gpu.py.
-SHOWN = frozenset(
+# Architectures whose logits tests compare bit for bit, and whose steps on a CPU they hold to operations that look at no
+# neighbour: tests/worker/test_exact_steps_on_gpu.py, tests/worker/test_exact_steps.py.
+SHOWN_ON_GPUS = frozenset(
     {
         "LlamaForCausalLM",
         "MistralForCausalLM",
@@ -31,24 +34,62 @@ SHOWN = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-# Those whose logits they compare over numbers of workers, too, and the options that say how many there are.
+SHOWN = SHOWN_ON_GPUS | {
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Dots1ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "Exaone4ForCausalLM",
+    "ExaoneMoeForCausalLM",
+    "FlexOlmoForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmForCausalLM",
+    "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "HYV3ForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
+    "Llama4ForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "MinistralForCausalLM",
+    "Ministral3ForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoeForCausalLM",
+    "Phi3ForCausalLM",
+    "PhiForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "SmolLM3ForCausalLM",
+    "StableLmForCausalLM",
+}
+# Those whose logits they compare over numbers of workers, too.
 OVER_LAYOUTS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-_LAYOUT = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
+_ACTIVATIONS = {"relu"} | {name for name, kernel in PLAIN_ACTIVATIONS.items() if kernel in ACTIVATIONS}
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
 
 _UNSHOWN = "was not shown to leave logits exact"
+_QUANTIZED = f"a quantized product {_UNSHOWN}"
 # Options that keep their defaults, and why.
 _REFUSED: Mapping[str, str] = {
-    "quantization": f"a quantized product {_UNSHOWN}",
     "kv_cache_dtype": f"a quantized KV cache {_UNSHOWN}",
     "kv_connector": f"what a plugin brings back {_UNSHOWN}",
     "cpu_offload_gb": f"a product with streamed weights {_UNSHOWN}",
     "enable_lora": f"a step with adapters {_UNSHOWN}",
     "logits_processors": f"a plugin that edits the logits of all rows {_UNSHOWN}",
-    "tensor_parallel_size": "sums over ranks depend on how many there are; use deterministic=batch_and_layout",
 }
-_REFUSED_ON_GPUS: Mapping[str, str] = {"pipeline_parallel_size": f"a pipeline of GPUs {_UNSHOWN}"}
+_OF_ONE_LAYOUT: Mapping[str, str] = {
+    "tensor_parallel_size": "sums over ranks depend on how many there are; use deterministic=batch_and_layout"
+}
+_OF_ONE_GPU: Mapping[str, str] = {"pipeline_parallel_size": f"a pipeline of GPUs {_UNSHOWN}"}
 
 
 def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, dtype: torch.dtype) -> None:
@@ -59,12 +100,12 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         raise _refusal("on CPUs and NVIDIA's Hopper GPUs only so far: no other has shown that its kernels are exact")
     if info.runner(config.runner) != "generate":
         raise _refusal("for models that generate only")
-    if not runs_natively(info) or info.architecture not in SHOWN:
-        raise _refusal(f"{info.architecture} was not shown to be exact; known: {', '.join(sorted(SHOWN))}")
-    if info.quantization_scheme:
-        raise _refusal(f"the checkpoint is quantized: {_REFUSED['quantization']}")
-    if GATED_ACTIVATIONS.get(str(info.hf_config.get("hidden_act", "silu"))) not in ACTIVATIONS:
-        raise _refusal(f"the activation {info.hf_config.get('hidden_act')} was not shown to be exact")
+    shown = SHOWN_ON_GPUS if device.type == "cuda" else SHOWN
+    if not runs_natively(info) or info.architecture not in shown:
+        where = "GPUs" if device.type == "cuda" else "CPUs"
+        raise _refusal(f"{info.architecture} was not shown to be exact on {where}; known: {', '.join(sorted(shown))}")
+    if (act := readable(MODELS.load(info.architecture).settings, info).hidden_act) not in _ACTIVATIONS:
+        raise _refusal(f"the activation {act} was not shown to be exact")
     if dtype not in DTYPES[device.type]:
         names = " or ".join(str(one).removeprefix("torch.") for one in DTYPES[device.type])
         raise ConfigError(f"deterministic: dtype {names}", param="dtype")
@@ -73,11 +114,12 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
             param="num_threads",
         )
-    over_layouts = config.deterministic == "batch_and_layout"
+    is_gpu, over_layouts = device.type == "cuda", config.deterministic == "batch_and_layout"
     if over_layouts:
         _refuse_layout(config, info)
-    refused = {**_REFUSED, **(_REFUSED_ON_GPUS if device.type == "cuda" else {})}
-    for name, reason in ((name, refused[name]) for name in refused if not (over_layouts and name in _LAYOUT)):
+    if info.quantization_scheme and (is_gpu or over_layouts):
+        raise _refusal(f"the checkpoint is quantized: {_QUANTIZED}")
+    for name, reason in _refused(is_gpu, over_layouts).items():
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name}: {reason}; leave it out, or deterministic", param=name)
     drafter = config.speculative_config
@@ -86,6 +128,13 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             f"speculative_config: the drafter {drafter.method} {_UNSHOWN}; known: {', '.join(sorted(PROPOSERS))}",
             param="speculative_config",
         )
+
+
+def _refused(is_gpu: bool, over_layouts: bool) -> dict[str, str]:
+    refused = {**_REFUSED, "quantization": _QUANTIZED} if is_gpu or over_layouts else dict(_REFUSED)
+    if over_layouts:
+        return refused
+    return {**refused, **_OF_ONE_LAYOUT, **(_OF_ONE_GPU if is_gpu else {})}
 
 
 def _refuse_layout(config: EngineConfig, info: ModelInfo) -> None:

@@ -13,6 +13,7 @@ from app.kernels import exact_math
 FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "exp": (exact_math.exp, torch.exp),
     "sigmoid": (exact_math.sigmoid, torch.sigmoid),
+    "tanh": (exact_math.tanh, torch.tanh),
     "silu": (exact_math.silu, F.silu),
     "gelu_tanh": (exact_math.gelu_tanh, lambda x: F.gelu(x, approximate="tanh")),
 }

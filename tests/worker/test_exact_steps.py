@@ -6,7 +6,6 @@ and of the 50 most likely at each place again, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -20,24 +19,11 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.step import TokenLogprobs
-from app.worker.exact_limits import SHOWN
 from tests.engine.core_driver import KEY, Results, run
-from tests.tiny_models import tiny_model
+from tests.worker.exact_models import EXACT_MODELS, MODELS
 
 LENGTHS = (1, 5, 17, 40, 131, 150, 64, 9)
 NUM_TOKENS = 5
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
-# Name -> a directory. Sizes that are no multiples of a vector's, three query heads to a KV head, windows that end
-# within a block of keys, and one model whose weights are large enough to be packed.
-MODELS: Mapping[str, Any] = {
-    "llama": lambda: tiny_model("llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=2, mlp_bias=True),
-    "mistral": lambda: tiny_model("mistral", sliding_window=45, hidden_act="gelu_pytorch_tanh"),
-    "qwen2": lambda: tiny_model("qwen2", num_attention_heads=4, num_key_value_heads=4, intermediate_size=99),
-    "qwen3": lambda: tiny_model("qwen3", num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True),
-    "mixtral": lambda: tiny_model("mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
-    "qwen3_moe": lambda: tiny_model("qwen3_moe", num_experts=6, norm_topk_prob=True, **EXPERTS),
-    "tiny-chat": lambda: "tiny-chat",
-}
 DTYPES = ("float32", "bfloat16")
 SOME = [("mistral", "float32"), ("qwen3_moe", "bfloat16"), ("tiny-chat", "bfloat16")]
 Logprobs = dict[str, list[list[tuple[int, float]]]]  # of a request: (token, logprob) of each place
@@ -46,7 +32,7 @@ Logprobs = dict[str, list[list[tuple[int, float]]]]  # of a request: (token, log
 def core_of(model: str, dtype: str, **options: Any) -> EngineCore:
     fixed = {"device": "cpu", "num_threads": 1, "executor": "in_process", "max_model_len": 200, "block_size": 8}
     free = {"num_blocks": 400, "max_num_seqs": 8, "max_step_s": 0, "deterministic": "batch"}
-    config = EngineConfig(model=str(MODELS[model]()), dtype=dtype, **{**fixed, **free, **options})
+    config = EngineConfig(model=str(EXACT_MODELS[model]()), dtype=dtype, **{**fixed, **free, **options})
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
     core.start()
     return core
@@ -79,8 +65,8 @@ def in_order(one: TokenLogprobs) -> list[tuple[int, float]]:
 
 
 @cache
-def alone(model: str, dtype: str) -> Logprobs:
-    core = core_of(model, dtype, enable_prefix_caching=False)
+def alone(model: str, dtype: str, **options: Any) -> Logprobs:
+    core = core_of(model, dtype, enable_prefix_caching=False, **options)
     try:
         found: Logprobs = {}
         for request in requests():
@@ -168,8 +154,3 @@ def test_resumed_elsewhere() -> None:
         assert results.tokens[f"resumed/{name}"] == tokens[2:]
         found = [in_order(one) for one in results.logprobs[f"resumed/{name}"]]
         assert found == truth[name][-len(found) :]
-
-
-def test_each_architecture_is_compared() -> None:
-    of_models = {ModelInfo.from_directory(str(make())).architecture for make in MODELS.values()}
-    assert of_models == SHOWN

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.attention import AttentionMetadata, AttentionOps, HeadBias
+from app.kernels.attention import AttentionMetadata, AttentionOps, AttentionOptions, HeadBias
 from app.kernels.attention.reference import write_kv
-from app.kernels.exact_math import exp, tree_sum
+from app.kernels.exact_math import exp, tanh, tree_sum
 
 KEYS = 128  # positions of a block of keys
 _ROWS = 16  # of a tile are a multiple of so many
@@ -59,15 +59,15 @@ def paged_attention(
     """query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D] -> [T, Hq, D], request by request."""
     plan = meta.plan
     assert isinstance(plan, StepPlan), "call prepare(meta, ...) before the first layer"
-    assert (soft_cap, kv_scales, bias) == (None, None, None), "it serves none of these (OPS.features)"
-    out = torch.empty_like(query)
+    assert (kv_scales, bias) == (None, None), "it serves none of these (OPS.features)"
+    out, options = torch.empty_like(query), AttentionOptions(scale, sliding_window, soft_cap)
     for request, end in enumerate(plan.seq_lens):
         rows = slice(plan.starts[request], plan.starts[request + 1])
         if rows.start < rows.stop:
             first = end - (rows.stop - rows.start)
             seen = 0 if sliding_window is None else max(0, first - sliding_window + 1)
             context = _gather(kv_cache, plan.block_table[request], seen, end)
-            out[rows] = _attend(query[rows], context, first, scale, sliding_window)
+            out[rows] = _attend(query[rows], context, first, options)
     return out
 
 
@@ -84,9 +84,7 @@ def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor, seen: int, end: int) -
     return Context(first, keys, values)
 
 
-def _attend(
-    query: torch.Tensor, context: Context, first: int, scale: float, sliding_window: int | None
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, context: Context, first: int, options: AttentionOptions) -> torch.Tensor:
     """Queries [n, Hq, D] of a request's tokens from position `first` on -> [n, Hq, D]."""
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = context.keys.shape[1]
@@ -99,9 +97,10 @@ def _attend(
     placed[first - begin : first - begin + num_queries] = query.view(num_queries, num_kv_heads, group, head_dim)
     tiles = torch.zeros(count, num_kv_heads, rows, head_dim)
     of_tile = placed.view(count, length, *placed.shape[1:]).transpose(1, 2)  # [count, Hkv, length, group, D]
-    tiles[:, :, : length * group] = of_tile.flatten(2, 3).mul_(scale)
+    tiles[:, :, : length * group] = of_tile.flatten(2, 3).mul_(options.scale)
+    window = options.sliding_window
     spans = [
-        _span(begin + tile * length, min(begin + (tile + 1) * length, first + num_queries), sliding_window, context)
+        _span(begin + tile * length, min(begin + (tile + 1) * length, first + num_queries), window, context)
         for tile in range(count)
     ]
     positions = begin + torch.arange(count * length).view(count, length).repeat_interleave(group, dim=1)
@@ -113,7 +112,7 @@ def _attend(
         ) * num_kv_heads * rows * KEYS <= (_GROUP_SCORES):
             size += 1
         part = slice(done, done + size)
-        tiles[part] = _attend_tiles(tiles[part], context, spans[part], positions[part], sliding_window)
+        tiles[part] = _attend_tiles(tiles[part], context, spans[part], positions[part], options)
         done += size
     attended = tiles[:, :, : length * group].reshape(count, num_kv_heads, length, group, head_dim)
     attended = attended.transpose(1, 2).flatten(0, 1)
@@ -135,22 +134,24 @@ def _attend_tiles(
     context: Context,
     spans: list[tuple[int, int]],
     positions: torch.Tensor,
-    sliding_window: int | None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Scaled queries [n, Hkv, rows, D] at positions [n, rows that are tokens'] -> their attention, [n, Hkv, rows, D].
 
-    A block that a tile does not see keeps scores of -inf, whose powers are 0.
+    A block that a tile does not see has scores of -inf, whose powers are 0.
     """
     low, width = min(start for start, _ in spans), _width(spans)
     scores = tiles.new_full((len(tiles), width, *tiles.shape[1:3], KEYS), float("-inf"))
     for tile, (start, stop) in enumerate(spans):
         for block in range(start, stop):
             torch.bmm(tiles[tile], context.keys[block].transpose(1, 2), out=scores[tile, block - low])
+    if options.soft_cap is not None:
+        scores = tanh(scores / options.soft_cap).mul_(options.soft_cap)
     keys = (context.first + low) * KEYS + torch.arange(width * KEYS).view(width, 1, KEYS)
     tokens = positions.view(len(tiles), 1, -1, 1)
     hidden = keys > tokens
-    if sliding_window is not None:
-        hidden |= keys <= tokens - sliding_window
+    if options.sliding_window is not None:
+        hidden |= keys <= tokens - options.sliding_window
     scores[:, :, :, : positions.shape[1]].masked_fill_(hidden.unsqueeze(2), float("-inf"))
     powers = exp(scores.sub_(scores.amax(dim=(1, 4), keepdim=True)))
     sums, of_blocks = torch.zeros(tiles.shape[:3]), tree_sum(powers)
@@ -168,7 +169,7 @@ OPS = AttentionOps(
     write_kv=write_kv,
     paged_attention=paged_attention,
     device_types=("cpu",),
-    features=frozenset({"sliding_window"}),
+    features=frozenset({"sliding_window", "soft_cap"}),
     is_exact=True,
     name="torch_exact",
 )

@@ -124,7 +124,7 @@ class FusedOps:
     act_and_mul: Callable[[torch.Tensor, GatedActivation], torch.Tensor]
     # (x [..., C], weight [C] in the type of x or fp32, eps) -> x / rms(x) * weight, in the type of x
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    # Of every number of a tensor; PyTorch's own tanh and sigmoid, where nothing is said of neighbours' bits.
+    # Functions of every number of a tensor; PyTorch's own, where nobody asks what a neighbour changes.
     sigmoid: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
     tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     add_layer_norm: AddLayerNorm = add_layer_norm

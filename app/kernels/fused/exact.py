@@ -10,12 +10,13 @@ import torch
 from app.errors import UnsupportedError
 from app.kernels import exact_math
 from app.kernels.attention.reference import write_kv
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
+from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation, PlainActivation
 
 rms_norm = exact_math.rms_norm
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": exact_math.silu,
     "gelu_tanh": exact_math.gelu_tanh,
+    "relu2": lambda x: x.relu().square(),
 }
 
 
@@ -77,9 +78,24 @@ def rotate_and_write_latent(
 def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
     """activation(gate) * up, with gate and up side by side: [T, 2 I] -> [T, I]; rounded once each."""
     gate, up = gate_up.chunk(2, dim=-1)
+    return activate(gate, activation).mul_(up)
+
+
+def activate(x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
+    """The activation of every number, rounded once."""
     if activation not in ACTIVATIONS:
         raise UnsupportedError(f"deterministic: the activation {activation}", param="deterministic")
-    return ACTIVATIONS[activation](gate.float()).to(gate.dtype).mul_(up)
+    return ACTIVATIONS[activation](x.float()).to(x.dtype)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """That of every number, rounded once."""
+    return exact_math.sigmoid(x.float()).to(x.dtype)
+
+
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    """That of every number, rounded once."""
+    return exact_math.tanh(x.float()).to(x.dtype)
 
 
 OPS = FusedOps(
@@ -88,4 +104,6 @@ OPS = FusedOps(
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     rms_norm=rms_norm,
+    sigmoid=sigmoid,
+    tanh=tanh,
 )

@@ -10,12 +10,13 @@ library's code looks at no values, so what holds for random rows holds for all. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused.exact import act_and_mul, add_rms_norm
+from app.kernels.fused import PlainActivation
+from app.kernels.fused.exact import act_and_mul, activate, add_rms_norm
 from app.kernels.gemm import Inputs, PackedWeight, materialize
 from app.kernels.gemm.composed import composed
 
@@ -107,6 +108,11 @@ class FixedRowsWeight(PackedWeight):
     dtype: torch.dtype
     sizes: tuple[int, ...] = field(init=False)
 
+    @classmethod
+    def of(cls, packed: PackedWeight | None, shape: tuple[int, int], dtype: torch.dtype) -> FixedRowsWeight | None:
+        """None where nothing is packed: the plain product knows its blocks itself."""
+        return None if packed is None else cls(packed, shape, dtype)
+
     def __post_init__(self) -> None:
         """Try which blocks agree, by a few small products."""
         sizes = block_sizes(lambda rows: self.inner.linear(rows, None), self.shape[1], self.dtype)
@@ -118,4 +124,11 @@ class FixedRowsWeight(PackedWeight):
         return out if bias is None else out.add_(bias)
 
 
-OPS = composed(linear, act_and_mul, add_rms_norm)
+def activated_linear(
+    x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None, activation: PlainActivation
+) -> torch.Tensor:
+    """activation(x W^T + bias), [T, N]."""
+    return activate(linear(x, weight, bias), activation)
+
+
+OPS = replace(composed(linear, act_and_mul, add_rms_norm), activated_linear=activated_linear)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from app.errors import UnsupportedError
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import LINEAR_OPS, Activations, materialize
 from app.kernels.moe import GLU, MOE_OPS, ExpertRows, ExpertWeights, Routing
 from app.layers.activation import GATED_ACTIVATIONS
@@ -96,7 +97,7 @@ class ExpertMLP(Layer):
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if is_gated else None
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
-        self.linear = ctx.kernels(LINEAR_OPS).linear
+        self.linear, self.sigmoid = ctx.kernels(LINEAR_OPS).linear, ctx.kernels(FUSED_OPS).sigmoid
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
@@ -119,4 +120,4 @@ class ExpertMLP(Layer):
         shared: torch.Tensor = self.shared_experts(x, PLAIN)
         if self.shared_expert_gate is None:
             return shared
-        return self.linear(x, self.shared_expert_gate.multiplier, None).sigmoid() * shared
+        return self.sigmoid(self.linear(x, self.shared_expert_gate.multiplier, None)) * shared

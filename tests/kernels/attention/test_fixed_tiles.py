@@ -23,30 +23,36 @@ def attend(batch: Batch, query: torch.Tensor, meta: AttentionMetadata, **options
     return OPS.paged_attention(query, batch.kv_cache, meta, scale=0.2, **options)
 
 
-@pytest.mark.parametrize("window", [None, 7, 140])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (7, None), (140, 3.0)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_against_float64(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    soft_cap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fixed_tiles, "_GROUP_SCORES", 1 << 15)  # several groups of tiles
     num_heads, num_kv_heads, head_dim, block_size = shape
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
     batch = make_batch(LENS, dtype=dtype, **sizes)
-    found = attend(batch, batch.query, batch.meta, sliding_window=window)
-    truth = contiguous_attention(batch, scale=0.2, sliding_window=window)
+    found = attend(batch, batch.query, batch.meta, sliding_window=window, soft_cap=soft_cap)
+    truth = contiguous_attention(batch, scale=0.2, sliding_window=window, soft_cap=soft_cap)
     assert found.dtype == dtype
     tolerance = 3e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found.double(), truth, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 7, 140])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (7, None), (140, 3.0)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_token_alone_has_the_bits_of_one_in_a_prompt(shape: tuple[int, int, int, int], window: int | None) -> None:
+def test_a_token_alone_has_the_bits_of_one_in_a_prompt(
+    shape: tuple[int, int, int, int], window: int | None, soft_cap: float | None
+) -> None:
     num_heads, num_kv_heads, head_dim, block_size = shape
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
     batch = make_batch(LENS, **sizes)
-    whole = attend(batch, batch.query, batch.meta, sliding_window=window)
+    whole = attend(batch, batch.query, batch.meta, sliding_window=window, soft_cap=soft_cap)
     starts = batch.meta.query_start_loc.tolist()
     for request, (count, length) in enumerate(LENS):
         for size in (1, 6, 64):
@@ -60,5 +66,5 @@ def test_a_token_alone_has_the_bits_of_one_in_a_prompt(shape: tuple[int, int, in
                     plan=None,
                 )
                 rows = slice(starts[request] + first, starts[request] + last)
-                found = attend(batch, batch.query[rows], part, sliding_window=window)
+                found = attend(batch, batch.query[rows], part, sliding_window=window, soft_cap=soft_cap)
                 assert torch.equal(found.view(torch.int32), whole[rows].view(torch.int32))

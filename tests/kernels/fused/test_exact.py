@@ -27,6 +27,9 @@ def test_norms_and_activations(dtype: torch.dtype) -> None:
         "both": lambda ops, rows: ops.add_rms_norm(x[rows], residual[rows], weight, 1e-5, weight)[0],
         "sum": lambda ops, rows: ops.add_rms_norm(x[rows], residual[rows], None, 1e-5)[1],
         "first": lambda ops, rows: ops.rms_norm(x[rows], weight, 1e-5),
+        "wide": lambda ops, rows: ops.rms_norm(x[rows], weight.float(), 1e-5),
+        "sigmoid": lambda ops, rows: ops.sigmoid(x[rows] * 5),
+        "tanh": lambda ops, rows: ops.tanh(x[rows]),
         "silu": lambda ops, rows: ops.act_and_mul(x[rows] * 5, "silu"),
         "gelu_tanh": lambda ops, rows: ops.act_and_mul(x[rows] * 5, "gelu_tanh"),
     }
