@@ -110,9 +110,6 @@ class Fetcher:
 
     def _check(self, url: str) -> None:
         """Refuse what may not be asked for, by the URL alone."""
-        allowed = self._config.allowed_media_domains
-        if not allowed:
-            raise UnsupportedError("is not fetched: this server takes pictures as data URLs only, and sounds as data")
         if len(url) > MAX_URL_CHARS or not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
             raise InvalidRequestError(f"is no URL of at most {MAX_URL_CHARS} ASCII characters")
         try:
@@ -127,7 +124,7 @@ class Fetcher:
             raise UnsupportedError("is not fetched: it holds credentials")
         if port not in (None, self._ports[parts.scheme]):
             raise UnsupportedError("is not fetched: its port is not the usual one")
-        if host not in allowed:
+        if host not in self._config.allowed_media_domains:
             raise UnsupportedError("is not fetched: its host is none of those that this server may ask")
         if _address(host) is not None and not self._is_public(host):
             raise UnsupportedError("is not fetched: its host is not public")

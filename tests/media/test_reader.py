@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,6 +34,17 @@ def reader() -> Iterator[MediaReader]:
     assert psutil.Process().children() == others, "nothing starts before the first picture"
     yield reader
     reader.close()
+
+
+def test_what_fetches_is_loaded_where_a_host_is_allowed(reader: MediaReader) -> None:
+    with pytest.raises(InvalidRequestError, match="takes pictures as data URLs only"):
+        asyncio.run(reader.fetch("http://images.example/a.png", lambda _: None, "image", None))
+    code = "import sys, app.media.reader; sys.exit('aiohttp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    allowed = MediaReader(MediaConfig(allowed_media_domains=("images.example",)), b"k" * 32)
+    with pytest.raises(InvalidRequestError, match="its host is none of those"):
+        asyncio.run(allowed.fetch("http://other.example/a.png", lambda _: None, "image", None))
+    allowed.close()
 
 
 def test_identity_is_of_pixels_settings_and_tenant(reader: MediaReader) -> None:
