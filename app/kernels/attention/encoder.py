@@ -53,16 +53,11 @@ ENCODER_PLANS: KernelTable[type[EncoderPlan]] = KernelTable(
     Candidate("app.kernels.attention.triton_encoder:TilePlan", TRITON),
     Candidate("app.kernels.attention.encoder_groups:GroupPlan"),
 )
-# Tiles of Triton's are powers of two: of 72 numbers a head it would multiply 128.
-ODD_HEADS: KernelTable[type[EncoderPlan]] = KernelTable(
-    "attention of encoders with odd heads", Candidate("app.kernels.attention.encoder_groups:GroupPlan")
-)
 
 
-def plan_encoder(starts: list[int], device: torch.device, head_dim: int = 64) -> EncoderPlan:
-    """The plan of a step by the best kernel of the device for heads of this size."""
-    table = ODD_HEADS if head_dim & (head_dim - 1) else ENCODER_PLANS
-    return table.on(device)(starts, device)
+def plan_encoder(starts: list[int], device: torch.device) -> EncoderPlan:
+    """The plan of a step by the best kernel of the device."""
+    return ENCODER_PLANS.on(device)(starts, device)
 
 
 def naive_encoder_attention(

@@ -130,7 +130,7 @@ class Gemma4Encoder(MediaEncoder):
         x = self.patch_embed(self.normalization.apply(patches, 3, self.dtype))
         x = x + self.positions[0].index_select(0, places[:, 0]) + self.positions[1].index_select(0, places[:, 1])
         lengths = [rows * columns for _, rows, columns in grids]
-        span = Span(plan_encoder([0, *accumulate(lengths)], x.device, self.head_dim), *self._angles(places))
+        span = Span(plan_encoder([0, *accumulate(lengths)], x.device), *self._angles(places))
         for block in self.blocks:
             x = block(x, span)
         pooled = torch.cat([self._pooled(own, grid) for own, grid in zip(x.split(lengths), grids, strict=True)])

@@ -89,7 +89,7 @@ class PixtralEncoder(MediaEncoder):
         for _, rows, columns in grids:
             starts.append(starts[-1] + rows * columns)
         cos, sin = (torch.cat(one) for one in zip(*map(self._angles, grids), strict=True))
-        span = Span(plan_encoder(starts, x.device, self.head_dim), cos, sin)
+        span = Span(plan_encoder(starts, x.device), cos, sin)
         for block in self.blocks:
             x = block(x, span)
         return self.project(x, grids).unsqueeze(0)

@@ -225,8 +225,8 @@ class GridVision(MediaEncoder):
 
     def _plans(self, frames: Sequence[list[int]], windows: Sequence[list[int]]) -> tuple[EncoderPlan, EncoderPlan]:
         """Plans what patches see of each other, of pictures with these frames and windows."""
-        whole = plan_encoder(_starts(frames), self.device, self.head_dim)
-        return whole, plan_encoder(_starts(windows), self.device, self.head_dim) if self.window else whole
+        whole = plan_encoder(_starts(frames), self.device)
+        return whole, plan_encoder(_starts(windows), self.device) if self.window else whole
 
     def _windows(self, grid: Grid) -> tuple[torch.Tensor, list[int]]:
         """Patches window by window, and how many each has; what becomes one token stays together."""

@@ -133,7 +133,7 @@ class TileVision(Layer):
     def plan(self, count: int, length: int, device: torch.device) -> EncoderPlan:
         """Plans what patches see of each other, of so many tiles of as many tokens each."""
         if count not in self._plans:
-            self._plans[count] = plan_encoder(list(range(0, count * length + 1, length)), device, self.head_dim)
+            self._plans[count] = plan_encoder(list(range(0, count * length + 1, length)), device)
         return self._plans[count]
 
     def all_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
