@@ -30,7 +30,6 @@ TOO_BUSY = "the machine is too busy"  # says nothing of the request, so nobody r
 ORPHAN_S = 30  # a request that nobody waits for any more, as the parent is gone, ends the process after so long
 _READY = b"ready"
 _LENGTH_BYTES = 8
-_PIECE_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20  # that a pipe holds, where the system lets it: a picture's pixels go through in few pieces
 LOOK_S = 0.05  # between looks at the time that is left
 
@@ -59,6 +58,7 @@ class LimitedProcess:
             with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._is_ready = False
+        self._times = psutil.Process(self._child.pid)
 
     def wait_ready(self) -> bool:
         """Waits until it has started; True if it can be asked."""
@@ -66,11 +66,12 @@ class LimitedProcess:
             return False
         if not self._is_ready:
             deadline = time.monotonic() + START_TIMEOUT_S
-            self._is_ready = self._read_answer(lambda: deadline - time.monotonic()) == _READY
+            answer = self._read_answer(lambda: deadline - time.monotonic())
+            self._is_ready = answer is not None and bytes(answer) == _READY
         return self._is_ready
 
-    def ask(self, request: bytes | bytearray, timeout_s: float) -> tuple[bytes, str | None]:
-        """(answer, None), or (b"", what happened) when there is none and the process is of no use any more."""
+    def ask(self, request: bytes | bytearray, timeout_s: float) -> tuple[bytearray, str | None]:
+        """(answer, None), or (nothing, what happened) when there is none and the process is of no use any more."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little"))
@@ -80,43 +81,53 @@ class LimitedProcess:
         try:
             answer = self._read_answer(lambda: min(until_cpu_s - self._cpu_s(), until - time.monotonic()))
         except EOFError:
-            return b"", f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
+            return bytearray(), f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
         if answer is None:
             is_proven = until_cpu_s <= self._cpu_s()
-            return b"", f"takes more than {timeout_s:g} s" if is_proven else TOO_BUSY
+            return bytearray(), f"takes more than {timeout_s:g} s" if is_proven else TOO_BUSY
         return answer, None
 
     def _cpu_s(self) -> float:
         """CPU time that the child has taken; 0 once it is gone, which its pipe tells."""
         try:
-            times = psutil.Process(self._child.pid).cpu_times()
+            times = self._times.cpu_times()
         except psutil.Error:
             return 0.0
         return float(times.user + times.system)
 
-    def _read_answer(self, left_s: Callable[[], float]) -> bytes | None:
-        """The next answer; None when no time is left, EOFError when the process has ended."""
-        stdout = self._child.stdout
-        assert stdout is not None
-        read, wanted = bytearray(), _LENGTH_BYTES
+    def _read_answer(self, left_s: Callable[[], float]) -> bytearray | None:
+        """The next answer; None when no time is left, EOFError when the process has ended or says what it cannot."""
         with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            left, looked = left_s(), time.monotonic()
-            while len(read) < wanted:
-                if left <= 0:
-                    return None
-                has_more = selector.select(min(left, LOOK_S))
-                if not has_more or time.monotonic() - looked > LOOK_S:  # to look costs as much as some pieces
-                    left, looked = left_s(), time.monotonic()
-                if not has_more:
-                    continue
-                piece = os.read(stdout.fileno(), _PIECE_BYTES)
-                if not piece:
-                    raise EOFError
-                read += piece
-                if wanted == _LENGTH_BYTES <= len(read):
-                    wanted += int.from_bytes(read[:_LENGTH_BYTES], "little")
-        return bytes(memoryview(read)[_LENGTH_BYTES:])
+            assert self._child.stdout is not None
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            length = self._filled(bytearray(_LENGTH_BYTES), selector, left_s)
+            if length is None:
+                return None
+            count = int.from_bytes(length, "little")
+            if count > self._memory_bytes:  # more than it may hold
+                raise EOFError
+            return self._filled(bytearray(count), selector, left_s)
+
+    def _filled(
+        self, buffer: bytearray, selector: selectors.BaseSelector, left_s: Callable[[], float]
+    ) -> bytearray | None:
+        """The buffer once it is full; None and EOFError as above."""
+        assert self._child.stdout is not None
+        descriptor, rest = self._child.stdout.fileno(), memoryview(buffer)
+        left, looked = left_s(), time.monotonic()
+        while rest:
+            if left <= 0:
+                return None
+            has_more = selector.select(min(left, LOOK_S))
+            if not has_more or time.monotonic() - looked > LOOK_S:  # to look costs as much as some pieces
+                left, looked = left_s(), time.monotonic()
+            if not has_more:
+                continue
+            count = os.readv(descriptor, [rest])
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return buffer
 
     def kill(self) -> None:
         """Kill the process."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from app.config.media import MediaConfig
-from app.errors import InvalidRequestError
 from app.media.header import Header
 from app.media.processes import ProcessPool
 
@@ -37,13 +35,9 @@ class Decoders:
         limits = self._config
         sizes = {"max_pixels": limits.max_image_pixels, "max_side": limits.max_image_side}
         job = {"format": header.format, "family": family, "settings": dict(settings), **sizes}
-        answer = self._processes.ask(json.dumps(job).encode() + b"\n" + data, limits.decode_timeout_s)
-        line, _, pixels = answer.partition(b"\n")
-        said = json.loads(line)
-        if "error" in said:
-            raise InvalidRequestError(said["error"])
+        said, pixels = self._processes.ask(job, data, limits.decode_timeout_s)
         width, height = said["size"]
-        return Decoded((width, height), tuple(said["shape"]), pixels)
+        return Decoded((width, height), tuple(said["shape"]), bytes(pixels))
 
     def close(self) -> None:
         """End the processes; idempotent."""

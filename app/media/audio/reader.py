@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from app.config.media import MediaConfig
-from app.errors import InvalidRequestError
 from app.media.audio.features import FeatureSettings
 from app.media.audio.kinds import kind_of
 from app.media.audio.sound import Piece, Sound
@@ -42,14 +40,15 @@ class SoundReader:
         InvalidRequestError says what is wrong with the file, UnsupportedError that it is of a kind that is not read,
         OverloadedError that nobody could look."""
         job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": min(max_s, self.config.max_sound_s)}
-        answer = _ask(self._decoding, job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
+        _, answer = self._decoding.ask(job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
         return Sound(np.frombuffer(answer, "<i2"), rate)
 
     def features(self, piece: Piece, settings: FeatureSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
         job = {"do": "hear", "maker": settings.maker, "settings": settings.as_json()}
         num_pieces = -(-settings.num_frames // _PIECE_FRAMES)
-        return bytes(_ask(self._hearing, job, piece.samples.tobytes(), HEARING_S * num_pieces))
+        _, heard = self._hearing.ask(job, piece.samples.tobytes(), HEARING_S * num_pieces)
+        return bytes(heard)
 
     def digest(self, piece: Piece, settings: FeatureSettings, tenant: str = "") -> bytes:
         """A piece's identity: whose it is, how it is heard, and its samples."""
@@ -71,14 +70,3 @@ class SoundReader:
         """End the processes; idempotent."""
         self._decoding.close()
         self._hearing.close()
-
-
-def _ask(processes: ProcessPool, job: Mapping[str, Any], data: bytes, timeout_s: float) -> memoryview:
-    asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
-    asked += data
-    answer = processes.ask(asked, timeout_s)
-    end = answer.index(b"\n") + 1
-    said = json.loads(answer[:end])
-    if "error" in said:
-        raise InvalidRequestError(said["error"])
-    return memoryview(answer)[end:]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError
@@ -45,7 +44,7 @@ class VideoReader:
         }
         num_packets = min(len(data) // PACKET_BYTES, 2 * config.max_video_frames)
         timeout_s = config.decode_timeout_s + num_packets * PACKET_S
-        said, _ = _ask(self._processes, {"do": "probe", "kind": kind_of(data), "bounds": bounds}, data, timeout_s)
+        said, _ = self._processes.ask({"do": "probe", "kind": kind_of(data), "bounds": bounds}, data, timeout_s)
         return Clip.of_json(said)
 
     def read(
@@ -65,8 +64,8 @@ class VideoReader:
         job = {"do": "show", "kind": kind, "clip": clip.as_json(), "family": family, "settings": processor.settings}
         num_pixels = decoded * math.prod(clip.size)
         timeout_s = self.config.decode_timeout_s + num_pixels / PIXELS_PER_S
-        answer, pixels = _ask(self._processes, job, data, timeout_s)
-        shape = tuple(answer["shape"])
+        answer, shown = self._processes.ask(job, data, timeout_s)
+        pixels, shape = bytes(shown), tuple(answer["shape"])
         said = json.dumps([layout.grid, layout.runs, layout.seconds_per_frame, shape]).encode()
         return Picture(digest_of(self._key, [b"video", *asked, said, pixels]), layout, shape, pixels, "video")
 
@@ -88,13 +87,3 @@ class VideoReader:
     def close(self) -> None:
         """End the processes; idempotent."""
         self._processes.close()
-
-
-def _ask(processes: ProcessPool, job: Mapping[str, Any], data: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-    asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
-    asked += data
-    line, _, pixels = processes.ask(asked, timeout_s).partition(b"\n")
-    said = json.loads(line)
-    if "error" in said:
-        raise InvalidRequestError(said["error"])
-    return said, pixels
