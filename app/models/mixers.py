@@ -146,10 +146,10 @@ def mamba2_tensors(settings: Mamba2Settings, name: str, tensor: StoredTensor) ->
     return [(f"{found[1]}{part}{found[2]}", one) for part, one in split_rows(tensor, settings.sizes)]
 
 
-def mamba_tensors(name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-    """The same of Mamba 1, whose projection has two parts."""
+def mamba_tensors(channels: int, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+    """The same of Mamba 1, whose projection has two parts of as many channels."""
     found = re.fullmatch(r"(.*\.)in_proj(\..*)", name)
     if found is None:
         return [(name, tensor)]
-    half = tensor.shape[0] // 2
-    return [(f"{found[1]}{part}{found[2]}", one) for part, one in split_rows(tensor, dict.fromkeys(MAMBA_PARTS, half))]
+    parts = split_rows(tensor, dict.fromkeys(MAMBA_PARTS, channels))
+    return [(f"{found[1]}{part}{found[2]}", one) for part, one in parts]

@@ -93,7 +93,10 @@ def check_stored(directory: Path) -> None:
         if isinstance(layer, Linear | ExpertLinear):
             assert not layer.stored[0].is_plain, name
             found = [_dequantized(weight) for weight in layer.stored]
-            torch.testing.assert_close(torch.cat(found, -2), judge[name].weight.data, rtol=1e-5, atol=1e-6, msg=name)
+            expected = judge[name].weight.data
+            if isinstance(layer, ExpertLinear):  # a plain model may hold there what tokens share, too
+                expected = expected[: len(found[0])]
+            torch.testing.assert_close(torch.cat(found, -2), expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def _dequantized(weight: StoredWeight) -> torch.Tensor:

@@ -159,7 +159,7 @@ def test_experts_of_gguf(family: str, layout: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["nemotron_h_moe", "falcon-h1", "granitehybrid"])
+@pytest.mark.parametrize("family", ["nemotron_h-experts", "falcon_h1", "granite_hybrid"])
 def test_states_of_gguf(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A projection of five parts, each of which is split."""
     from tests.checkpoints.gguf.test_space_families import write

@@ -29,8 +29,16 @@ _NAMES: list[Rule] = [
 ]
 
 
+def _channels(info: ModelInfo) -> int:
+    return int(info.hf_config.get("mamba_expand", 2)) * info.hidden_size
+
+
 class JambaForCausalLM(CausalLM):
     """Mamba's dt, B and C are normed; experts weigh by the softmax over all of them."""
+
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__(ctx, info)
+        self.channels = _channels(info)
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
@@ -58,7 +66,7 @@ class JambaForCausalLM(CausalLM):
         period, offset = int(hf.get("attn_layer_period", 8)), int(hf.get("attn_layer_offset", 4))
         rank = hf.get("mamba_dt_rank", "auto")
         settings = MambaSettings(
-            channels=int(hf.get("mamba_expand", 2)) * info.hidden_size,
+            channels=_channels(info),
             state_size=int(hf.get("mamba_d_state", 16)),
             dt_rank=math.ceil(info.hidden_size / 16) if rank == "auto" else int(rank),
             conv_width=int(hf.get("mamba_d_conv", 4)),
@@ -74,9 +82,8 @@ class JambaForCausalLM(CausalLM):
         kinds = tuple(FULL if i % period == offset else LINEAR for i in range(info.num_layers))
         return Blocks(attention=ByKind(kinds, {LINEAR: mamba, FULL: grouped_query_attention}))
 
-    @staticmethod
-    def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names; Mamba's two projections, and experts that are stored in one tensor, apart."""
         name = renamed(name, _NAMES)
         parts = stacked_parts(name, tensor)
-        return mamba_tensors(name, tensor) if parts is None else parts
+        return mamba_tensors(self.channels, name, tensor) if parts is None else parts

@@ -34,6 +34,10 @@ class MambaForCausalLM(CausalLM):
 
     inner_norms: ClassVar[InnerNorms] = "none"
 
+    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
+        super().__init__(ctx, info)
+        self.channels = info.intermediate_size
+
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
@@ -63,7 +67,7 @@ class MambaForCausalLM(CausalLM):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of the projection."""
-        return mamba_tensors(renamed(name, _NAMES), tensor)
+        return mamba_tensors(self.channels, renamed(name, _NAMES), tensor)
 
 
 class FalconMambaForCausalLM(MambaForCausalLM):

@@ -11,30 +11,18 @@ from app.checkpoints.gguf.description import describe
 from app.errors import CheckpointError, UnsupportedError
 from tests.checkpoints.gguf.test_description import expect_logits
 from tests.gguf_models import write_gguf
-from tests.models.families.state_variants import LFM2
+from tests.models.families.state_variants import STORABLE
 from tests.tiny_models import tiny_model
 
-SIZES = {**LFM2, "intermediate_size": 96, "initializer_range": 0.1}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "lfm2": ("lfm2", {**SIZES, "block_auto_adjust_ff_dim": False}),
-    "lfm2moe": (
-        "lfm2_moe",
-        {
-            **SIZES,
-            "tie_word_embeddings": True,
-            "num_dense_layers": 1,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-        },
-    ),
-}
+FAMILIES = {"lfm2": "lfm2", "lfm2_moe": "lfm2moe"}  # name of sizes: GGUF's architecture
 
 
 def write(family: str, file: Path, metadata: dict[str, Any] | None = None) -> Any:
-    kind, sizes = FAMILIES[family]
+    kind, sizes = STORABLE[family]
     source = tiny_model(kind, **sizes)
-    return write_gguf(source, file, family, lambda name: "F32" if "ffn_gate_inp" in name else "Q8_0", metadata)
+    return write_gguf(
+        source, file, FAMILIES[family], lambda name: "F32" if "ffn_gate_inp" in name else "Q8_0", metadata
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,18 +11,13 @@ from app.checkpoints.gguf.description import describe
 from app.errors import CheckpointError
 from tests.checkpoints.gguf.test_description import expect_logits
 from tests.gguf_models import write_gguf
-from tests.models.families.state_variants import KIMI
+from tests.models.families.state_variants import STORABLE
 from tests.tiny_models import tiny_model
-
-# Of whole blocks of 32.
-SIZES = {
-    **{**KIMI, "intermediate_size": 96, "moe_intermediate_size": 64, "initializer_range": 0.1, "linear_head_dim": 32},
-    **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 16},
-}
 
 
 def write(file: Path, metadata: dict[str, Any] | None = None) -> Any:
-    return write_gguf(tiny_model("kimi_linear", **SIZES), file, "kimi-linear", lambda _: "Q8_0", metadata)
+    family, sizes = STORABLE["kimi_linear"]
+    return write_gguf(tiny_model(family, **sizes), file, "kimi-linear", lambda _: "Q8_0", metadata)
 
 
 def test_logits_are_those_of_its_weights(tmp_path: Path) -> None:

@@ -11,45 +11,29 @@ from app.checkpoints.gguf.description import describe
 from app.errors import CheckpointError
 from tests.checkpoints.gguf.test_description import expect_logits, logits_of
 from tests.gguf_models import write_gguf
-from tests.models.families.state_variants import FALCON_H1, GRANITE, MAMBA2, NEMOTRON, NEMOTRON_EXPERTS, NO_HEADS
+from tests.models.families.state_variants import STORABLE
 from tests.tiny_models import tiny_model
 
-WIDE = {"intermediate_size": 96, "initializer_range": 0.1}
-HEADS = {
-    **{**MAMBA2, **WIDE, "hidden_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16, "head_dim": 16, "without": []},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2},
-}
-MIXER = {**NEMOTRON, **WIDE, "mamba_num_heads": 8, "mamba_head_dim": 16}
-EXPERTS = {**NEMOTRON_EXPERTS, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
-FALCON = {**FALCON_H1, **HEADS, "mamba_d_ssm": 128}
-GRANITE_SIZES = {**GRANITE, **HEADS, "shared_intermediate_size": 64, "without": ["head_dim"]}
-ONE = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 16, "without": NO_HEADS}
-# name: (GGUF's architecture, transformers' model type, changes to the tiny configuration)
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "mamba2": ("mamba2", "mamba2", {**ONE, "initializer_range": 0.1}),
-    "nemotron_h": ("nemotron_h", "nemotron_h", MIXER),
-    "nemotron_h_moe": ("nemotron_h_moe", "nemotron_h", {**MIXER, **EXPERTS}),
-    "nemotron_h_moe-latent": ("nemotron_h_moe", "nemotron_h", {**MIXER, **EXPERTS, "moe_latent_size": 32}),
-    "granitehybrid": ("granitehybrid", "granitemoehybrid", {**GRANITE_SIZES, "num_local_experts": 6}),
-    "granitehybrid-dense": (
-        *("granitehybrid", "granitemoehybrid"),
-        {**GRANITE_SIZES, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
-    ),
-    "granitehybrid-bamba": ("granitehybrid", "bamba", {**HEADS, "attn_layer_indices": [1, 3]}),
-    "falcon-h1": ("falcon-h1", "falcon_h1", FALCON),
-    "falcon-h1-norms": (
-        *("falcon-h1", "falcon_h1"),
-        {**FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
-    ),
+# name of sizes: GGUF's architecture
+FAMILIES = {
+    "mamba2": "mamba2",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h-experts": "nemotron_h_moe",
+    "nemotron_h-latent": "nemotron_h_moe",
+    "granite_hybrid": "granitehybrid",
+    "granite_hybrid-dense": "granitehybrid",
+    "bamba": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "falcon_h1-norms": "falcon-h1",
 }
 
 
 def write(
     file: Path, family: str = "nemotron_h", metadata: dict[str, Any] | None = None, kind: str = "Q8_0", **changes: Any
 ) -> Any:
-    architecture, own, sizes = FAMILIES[family]
+    own, sizes = STORABLE[family]
     source = tiny_model(own, **{**sizes, **changes})
-    return write_gguf(source, file, architecture, lambda _: kind, metadata)
+    return write_gguf(source, file, FAMILIES[family], lambda _: kind, metadata)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,7 +51,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     """A file counts them, and they both attend and have experts."""
     file, heads, widths = tmp_path / "model.gguf", [0, 0, 1, 0, 1], [0, 64, 0, 0, 64]
     metadata = {"nextn_predict_layers": 1, "attention.head_count_kv": heads, "feed_forward_length": widths}
-    judge = write(file, "nemotron_h_moe", {f"{{arch}}.{key}": value for key, value in metadata.items()})
+    judge = write(file, "nemotron_h-experts", {f"{{arch}}.{key}": value for key, value in metadata.items()})
     judge.model.layers = judge.model.layers[:4]
     expect_logits(file, judge)
 

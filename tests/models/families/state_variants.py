@@ -120,3 +120,84 @@ STATE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo_hybrid-rope": ("olmo_hybrid", {**OLMO, **ROPE, "linear_allow_neg_eigval": False}),
 }
+
+# Sizes of whole blocks of 32, which quantized forms store.
+_WIDE = {"intermediate_size": 96, "initializer_range": 0.1}
+_HEADS = {
+    **{**MAMBA2, **_WIDE, "hidden_size": 64, "mamba_n_heads": 8, "mamba_d_head": 16, "head_dim": 16, "without": []},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
+_MIXER = {**NEMOTRON, **_WIDE, "mamba_num_heads": 8, "mamba_head_dim": 16}
+_MIXER_EXPERTS = {
+    **{**_MIXER, **NEMOTRON_EXPERTS, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96},
+}
+_ALONE = {
+    **{**MAMBA, "initializer_range": 0.1, "state_size": 16, "time_step_rank": 32},
+    "without": [*NO_HEADS, "head_dim"],
+}
+_DELTA = {
+    **{**DELTA, **_WIDE, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 16},
+}
+_DELTA_EXPERTS = {**_DELTA, **EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 32}
+_GRANITE = {**GRANITE, **_HEADS, "shared_intermediate_size": 64, "without": ["head_dim"]}
+_FALCON = {**FALCON_H1, **_HEADS, "mamba_d_ssm": 128}
+_JAMBA = {**JAMBA, **_WIDE, "mamba_dt_rank": 32, "mamba_d_state": 16}
+STORABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("qwen3_next", _DELTA_EXPERTS),
+    "qwen3_5": ("qwen3_5_text", _DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _DELTA_EXPERTS),
+    "mamba": ("mamba", _ALONE),
+    "mamba-tied": ("mamba", {**_ALONE, "tie_word_embeddings": True, "use_conv_bias": False}),
+    "falcon_mamba": ("falcon_mamba", _ALONE),
+    "mamba2": (
+        "mamba2",
+        {
+            **{"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 16},
+            **{"initializer_range": 0.1, "without": NO_HEADS},
+        },
+    ),
+    "bamba": ("bamba", {**_HEADS, "attn_layer_indices": [1, 3]}),
+    "granite_hybrid": ("granitemoehybrid", {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "granite_hybrid-dense": (
+        "granitemoehybrid",
+        {**_GRANITE, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
+    "nemotron_h": ("nemotron_h", _MIXER),
+    "nemotron_h-experts": ("nemotron_h", _MIXER_EXPERTS),
+    "nemotron_h-latent": ("nemotron_h", {**_MIXER_EXPERTS, "moe_latent_size": 32}),
+    "falcon_h1": ("falcon_h1", _FALCON),
+    "falcon_h1-norms": ("falcon_h1", {**_FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "lfm2": ("lfm2", {**LFM2, **_WIDE, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **{**LFM2, **_WIDE, "tie_word_embeddings": True, "num_dense_layers": 1, "num_experts": 8},
+            **{"num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        },
+    ),
+    "jamba": ("jamba", _JAMBA),
+    "jamba-dense": ("jamba", {**_JAMBA, "num_experts": 1, "num_experts_per_tok": 1}),
+    "minimax": ("minimax", {**MINIMAX, **_WIDE, "head_dim": 32}),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **{**KIMI, **_WIDE, "moe_intermediate_size": 64, "linear_head_dim": 32, "linear_num_heads": 8},
+            **{"num_attention_heads": 8, "num_key_value_heads": 8},
+            **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 16},
+        },
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {
+            **{**OLMO, **_WIDE, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+            **{"linear_num_key_heads": 8, "linear_num_value_heads": 8},
+        },
+    ),
+    "zamba2": (
+        "zamba2",
+        {
+            **{**ZAMBA2, **_WIDE, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
+            "n_mamba_heads": 8,
+        },
+    ),
+}
