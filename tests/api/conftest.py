@@ -180,7 +180,7 @@ class PromptServer(uvicorn.Server):
             await self._asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listening in self.servers:
+        for listening in (*self.servers, *(sockets or ())):
             listening.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
@@ -195,14 +195,13 @@ class PromptServer(uvicorn.Server):
 
 
 class Server:
-    """uvicorn in a thread."""
+    """uvicorn in a thread, on a port that nobody else can take before it."""
 
     def __init__(self, app: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._server = PromptServer(uvicorn.Config(app, port=self.port, log_level="warning", lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        self._server = PromptServer(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
 
     @property
     def url(self) -> str:

@@ -297,7 +297,7 @@ def test_an_idle_engine_parks_once_and_costs_nothing(make_engine: Callable[..., 
     limits.pause(0.5)
     assert setup.executor.parked == parked
     assert 1 <= parked <= 2  # after the request, and perhaps before it
-    assert time.process_time() - cpu_s < 0.05  # one that spins would take all of it
+    assert time.process_time() - cpu_s < 0.25  # one that spins would take all of it; others live here, too
     setup.engine.add_request(make_request("b", [1], max_tokens=3))  # and it wakes
     setup.receiver.wait_final("b")
 

@@ -165,9 +165,9 @@ def test_parked_workers_sleep_and_wake(shared: Started) -> None:
         if cycle == 0:
             driver_before = time.process_time()
             worker_before = cpu_time_s(pid)
-            limits.pause(1.0)  # one that spins would take all of it
-            assert cpu_time_s(pid) - worker_before < 0.1
-            assert time.process_time() - driver_before < 0.1
+            limits.pause(1.0)  # one that spins would take all of it; Ray's own threads take some
+            assert cpu_time_s(pid) - worker_before < 0.5
+            assert time.process_time() - driver_before < 0.5
         executor.check_health()
         step_message = make_step_message(cycle, rows=5)
         executor.submit(step_message)

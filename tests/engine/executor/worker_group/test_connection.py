@@ -86,7 +86,7 @@ def test_a_lost_peer_is_noticed_after_its_last_frame(pair: Pair) -> None:
 
 
 def test_waiting_costs_no_cpu(pair: Pair) -> None:
-    before = time.process_time()
+    before = time.thread_time()
     with pytest.raises(TimeoutError):
         pair[0].recv(0.5)
-    assert time.process_time() - before < 0.05
+    assert time.thread_time() - before < 0.05
