@@ -26,7 +26,7 @@ MOST_RANK = 1 << 12  # of any adapter; an engine's own limit is far below
 MOST_PATTERNS = 256  # PEFT writes a handful
 MOST_PATTERN_CHARS = 256
 MOST_SAVED = 64  # modules that are saved whole; parameters that are named
-PATTERN_TIME_S = 0.5  # that all matches of an object of patterns may take together
+PATTERN_TIME_S = 0.5  # of a core, that all matches of an object of patterns may take together
 # What a pattern is made of that names modules. Repetitions by number could make one of a few characters that takes
 # gigabytes.
 _PATTERN = regex.compile(r"[\w.\\*+?|()\[\]^$-]*")
@@ -106,13 +106,15 @@ class ModulePatterns:
         return usual
 
     def _matches(self, pattern: Any, module: str) -> bool:
-        began = time.monotonic()
-        try:
-            return pattern.match(module, timeout=max(self._left_s, 1e-9)) is not None
-        except TimeoutError:
-            raise CheckpointError(f"{self._what}: its patterns take too long to match", param=PARAM) from None
-        finally:
-            self._left_s -= time.monotonic() - began
+        while self._left_s > 0:
+            began = time.thread_time()  # `timeout` also counts what other threads do meanwhile
+            try:
+                return pattern.match(module, timeout=self._left_s) is not None
+            except TimeoutError:
+                continue
+            finally:
+                self._left_s -= time.thread_time() - began
+        raise CheckpointError(f"{self._what}: its patterns take too long to match", param=PARAM)
 
 
 @dataclass(slots=True, frozen=True)
