@@ -25,7 +25,7 @@ from types import TracebackType
 from app.engine.executor.worker_group.connection import ConnectionLostError, FrameConnection
 
 _CHECK_S = 0.1
-_GREETING_TIMEOUT_S = 5.0  # a connected peer answers at once, or is not ours
+_GREETING_TIMEOUT_S = 5.0  # a peer that comes over TCP answers at once, or is not ours
 _ANSWER_TIMEOUT_S = 120.0  # the driver greets one peer after another, strangers among them
 _GREETING_BYTES = 64  # longest frame of a greeting
 _NONCE_BYTES = 32
@@ -96,21 +96,24 @@ class Rendezvous:
             sock, _ = next(listener for listener in self._listeners if listener.fileno() == ready[0][0]).accept()
             _configure(sock)
             connection = FrameConnection(sock)
-            rank = self._greet(connection)
+            # The unix socket's are this user's: one that is slow has no turn at a core.
+            may_be_ours = sock.family == socket.AF_UNIX
+            patience_s = max(_GREETING_TIMEOUT_S, deadline - time.monotonic() if may_be_ours else 0.0)
+            rank = self._greet(connection, patience_s)
             if rank is None or rank in arrived or rank >= count:
                 connection.close()
             else:
                 arrived[rank] = connection
         return [arrived[number] for number in range(count)]
 
-    def _greet(self, connection: FrameConnection) -> int | None:
+    def _greet(self, connection: FrameConnection, patience_s: float) -> int | None:
         """The rank of a worker that has shown the secret; None of anybody else."""
         secret, own = self.address.secret, secrets.token_bytes(_NONCE_BYTES)
         try:
             with connection.limited(_GREETING_BYTES):
-                hello = connection.recv(_GREETING_TIMEOUT_S)
-                connection.send(own + _proof(secret, b"driver", hello, own), _GREETING_TIMEOUT_S)
-                shown = connection.recv(_GREETING_TIMEOUT_S)
+                hello = connection.recv(patience_s)
+                connection.send(own + _proof(secret, b"driver", hello, own), patience_s)
+                shown = connection.recv(patience_s)
         except (ConnectionLostError, TimeoutError):
             return None
         if len(hello) != _NONCE_BYTES + 4 or not hmac.compare_digest(shown, _proof(secret, b"worker", hello, own)):

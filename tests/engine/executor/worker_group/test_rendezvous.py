@@ -136,10 +136,20 @@ def test_what_was_overheard_opens_nothing() -> None:
     second.close()
 
 
+def test_a_worker_of_this_node_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it has no turn at a core for seconds."""
+    monkeypatch.setattr("app.engine.executor.worker_group.rendezvous._GREETING_TIMEOUT_S", 0.0)
+    rendezvous = Rendezvous(None)
+    with accepting(rendezvous, 1) as accepted:
+        connection, _ = connect(rendezvous.address, 0, same_node=True)
+        assert len(accepted.result()) == 1
+    connection.close()
+
+
 def test_missing_ranks_are_named() -> None:
     rendezvous = Rendezvous(None)
     assert rendezvous.address.tcp is None
-    with accepting(rendezvous, 3, 0.5) as accepted:
+    with accepting(rendezvous, 3, limits.scaled_s(1.0)) as accepted:
         keep, _ = connect(rendezvous.address, 1, same_node=True)
         with pytest.raises(TimeoutError, match=r"workers \[0, 2\] did not connect"):
             accepted.result()
