@@ -30,6 +30,7 @@ class Slow(FakeExecutor):
         self.step_s = step_s
         self.gate = threading.Event()
         self.gate.set()
+        self.hold_at_step: int | None = None  # closes the gate, once
         self.die_at_step: int | None = None
         self.threads: set[int] = set()
         self.shutdowns = 0
@@ -38,8 +39,15 @@ class Slow(FakeExecutor):
         self.threads.add(threading.get_ident())
         return super().start()
 
+    def wait_held(self) -> None:
+        """Wait until the step at which it was to be held has come; `gate` lets it go on."""
+        limits.wait_until(lambda: not self.gate.is_set(), "the step that is held")
+
     def collect(self) -> list[ModelRunnerOutput]:
         self.threads.add(threading.get_ident())
+        if self.hold_at_step is not None and len(self.step_messages) >= self.hold_at_step:
+            self.hold_at_step = None
+            self.gate.clear()
         self.gate.wait(limits.patience_s())
         time.sleep(self.step_s)
         if self.die_at_step is not None and len(self.step_messages) >= self.die_at_step:
@@ -154,21 +162,26 @@ def test_refusals_are_raised_to_the_caller(make_engine: Callable[..., Setup]) ->
 
 
 def test_abort_frees_all_blocks(make_engine: Callable[..., Setup]) -> None:
-    setup = make_engine(Slow(step_s=0.002))
+    setup = make_engine()
+    setup.executor.hold_at_step = 8
     setup.engine.add_request(make_request("r", [1] * 20, max_tokens=500))
-    setup.receiver.wait(lambda: len(setup.receiver.results.tokens.get("r", [])) >= 5)
+    setup.executor.wait_held()
+    assert setup.receiver.results.tokens["r"]
     setup.engine.abort(["r", "nobody"])
+    setup.executor.gate.set()
     setup.receiver.wait_final("r")
     assert setup.receiver.results.final["r"].finish_reason == "abort"
     limits.wait_until(lambda: setup.engine.stats().num_free_blocks == 200, "all blocks are free")
 
 
 def test_a_slow_client_holds_only_itself(make_engine: Callable[..., Setup]) -> None:
-    setup = make_engine(Slow(step_s=0.001))
+    setup = make_engine()
+    setup.executor.hold_at_step = 4
     setup.engine.add_request(make_request("slow", [1], max_tokens=60))
-    setup.receiver.wait(lambda: "slow" in setup.receiver.results.tokens)
+    setup.executor.wait_held()
     setup.engine.pause("slow")
     setup.engine.add_request(make_request("other", [2], max_tokens=60))
+    setup.executor.gate.set()
     setup.receiver.wait_final("other")
     assert "slow" not in setup.receiver.results.final
     assert setup.engine.stats().num_paused == 1
@@ -178,11 +191,13 @@ def test_a_slow_client_holds_only_itself(make_engine: Callable[..., Setup]) -> N
 
 
 def test_a_dead_worker_ends_every_request_with_a_readable_error(make_engine: Callable[..., Setup]) -> None:
-    executor = Slow(step_s=0.001)
+    executor = Slow()
     executor.die_at_step = 12
     setup = make_engine(executor, max_num_seqs=2)
+    executor.gate.clear()
     for i in range(5):
         setup.engine.add_request(make_request(f"r{i}", [i], max_tokens=200))
+    executor.gate.set()
     setup.receiver.wait(lambda: setup.receiver.fatal)
     assert len(setup.receiver.results.final) == 5
     for output in setup.receiver.results.final.values():
@@ -288,15 +303,13 @@ def test_a_receiver_that_fails_loses_no_request(make_engine: Callable[..., Setup
 
 def test_an_idle_engine_parks_once_and_costs_nothing(make_engine: Callable[..., Setup]) -> None:
     setup = make_engine()
+    limits.wait_until(lambda: setup.executor.parked == 1, "the engine parks before there is any work")
     setup.engine.add_request(make_request("a", [1], max_tokens=3))
     setup.receiver.wait_final("a")
-    limits.wait_until(lambda: setup.executor.parked, "the engine parks")
-    limits.pause(0.2)
-    parked = setup.executor.parked
+    limits.wait_until(lambda: setup.executor.parked == 2, "the engine parks after it")
     cpu_s = time.process_time()
     limits.pause(0.5)
-    assert setup.executor.parked == parked
-    assert 1 <= parked <= 2  # after the request, and perhaps before it
+    assert setup.executor.parked == 2
     assert time.process_time() - cpu_s < 0.25  # one that spins would take all of it; others live here, too
     setup.engine.add_request(make_request("b", [1], max_tokens=3))  # and it wakes
     setup.receiver.wait_final("b")
@@ -379,13 +392,18 @@ def test_control_calls_run_between_steps(make_engine: Callable[..., Setup]) -> N
 
 @pytest.mark.usefixtures("controls")
 def test_a_control_call_is_taken_back_or_ends_with_the_engine(make_engine: Callable[..., Setup]) -> None:
-    setup = make_engine(Slow(step_s=0.001))
+    setup = make_engine()
+    setup.executor.hold_at_step = 4
     setup.engine.add_request(make_request("r", [1, 2, 3], max_tokens=400))
+    setup.executor.wait_held()
+    setup.engine.pause("r")
+    setup.executor.gate.set()
     taken_back = setup.engine.control("wait_for_the_end", {})
     assert taken_back.cancel()
     waiting = setup.engine.control("wait_for_the_end", {})
     limits.wait_until(lambda: list(setup.engine._controls) == [waiting])
     setup.executor.die_at_step = 1
+    setup.engine.resume("r")
     with pytest.raises(EngineDeadError, match="was killed"):
         waiting.result(limits.patience_s())
     with pytest.raises(EngineDeadError, match="was killed"):
