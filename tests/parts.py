@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = Path(__file__).parent / "seconds.json"
-LONGEST_S = 0.2
+LONGEST_S = 0.1
 NOTED_S = 0.2
 GRID_S = 4.0
 FEWEST = 2  # variants of a grid that run, however long they take
