@@ -58,8 +58,8 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     head = _head(config, forward, state, num_drafts, drafting)
     features = WorkerFeatures(
         [
+            *([] if proposer is None else [proposer]),  # first: its cache is whole before another one copies blocks
             *create_features(FeatureContext(config, forward, state, elsewhere=partial(_elsewhere, config, place))),
-            *([] if proposer is None else [proposer]),
             *head.features,
             *([DraftReport(state.columns, num_drafts)] if num_drafts and link.is_last else []),
         ]

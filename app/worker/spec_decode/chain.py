@@ -2,7 +2,8 @@
 
 Its first pass goes over the step's own tokens: for each position it reads the token after it, which is known by now,
 and what the target's layers made of the position, and keeps keys and values for it. So whatever a request has computed,
-its drafter has, too. Each further pass reads the draft of the pass before and that pass's features, one position on.
+its drafter has, too, at the latest when it is asked (late_keys.py). Each further pass reads the draft of the pass
+before and that pass's features, one position on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import torch
 
 from app.distributed.parallel_groups import RankGroup
 from app.layers.attention_layer import AttentionLayer
+from app.layers.context import ForwardContext, HiddenStates
 from app.models.drafters.base import Drafter, shifted
+from app.records.step import SchedulerOutput
 from app.worker.rows.step_inputs import StepInputs
 from app.worker.spec_decode.base import Proposal, Proposer, ProposerContext
 from app.worker.spec_decode.draws import DraftSampler
+from app.worker.spec_decode.late_keys import LateKeys
 from app.worker.spec_decode.passes import DraftPasses
 from app.worker.spec_decode.weights import own_group
 
@@ -35,6 +39,7 @@ class ChainProposer(Proposer):
         drafter: Drafter | None,
         inputs: StepInputs,
         group: RankGroup | None = None,
+        target_layers: Sequence[AttentionLayer] = (),
     ) -> None:
         """`group`: of ranks that draft each for itself, of which the first one's drafts count."""
         self.num_draft_tokens = num_draft_tokens
@@ -43,6 +48,7 @@ class ChainProposer(Proposer):
         self.models = () if drafter is None else (drafter,)
         self._inputs = inputs
         self._group = group
+        self._late = LateKeys(self._keep, self.attention_layers, target_layers)
 
     @classmethod
     def of(cls, context: ProposerContext, reads_layers: tuple[int, ...], load: Callable[[], Drafter]) -> Self:
@@ -51,7 +57,7 @@ class ChainProposer(Proposer):
         if drafter is not None:
             shifted(drafter, len(context.model.attention_layers))
         count = context.wanted.most_drafts
-        return cls(count, reads_layers, drafter, context.inputs, own_group(context))
+        return cls(count, reads_layers, drafter, context.inputs, own_group(context), context.model.attention_layers)
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
@@ -70,11 +76,11 @@ class ChainProposer(Proposer):
         drafter, step = self._drafter, proposal.view.tensors
         assert drafter is not None, "only the last stage proposes"
         following = proposal.columns.flat_token_ids[step.targets]
-        features = drafter.start(proposal.hidden)
         if not len(proposal.rows) or not proposal.num_drafts:
-            drafter.keep(following, features, proposal.ctx)
+            self._late.add(following, proposal.hidden, proposal.ctx)
             return no_drafts(proposal)
-        features = drafter.advance(following, features, proposal.ctx)
+        self._late.settle()
+        features = drafter.advance(following, drafter.start(proposal.hidden), proposal.ctx)
         features, at = features[proposal.ends], positions_behind(proposal, 2)
         draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
         drafts: list[torch.Tensor] = []
@@ -83,6 +89,22 @@ class ChainProposer(Proposer):
                 features = drafter.advance(drafts[-1], features, passes.context(number))
             drafts.append(draw(drafter.raw_logits(features), at[number]))
         return agreed(torch.stack(drafts, dim=1), self._group)
+
+    def _keep(self, following: torch.Tensor, hidden: HiddenStates, ctx: ForwardContext) -> None:
+        assert self._drafter is not None
+        self._drafter.keep(following, self._drafter.start(hidden), ctx)
+
+    def before(self, step: SchedulerOutput) -> None:
+        """See WorkerFeature."""
+        self._late.settle_before(step)
+
+    def settle(self) -> None:
+        """See WorkerFeature."""
+        self._late.settle()
+
+    def connect(self, kv_caches: list[torch.Tensor]) -> None:
+        """See WorkerFeature."""
+        self._late.forget()
 
 
 def no_drafts(proposal: Proposal) -> torch.Tensor:

@@ -17,6 +17,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
+from app.engine.scheduler.draft_lengths import DraftLengths
 from app.errors import UnsupportedError
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -92,18 +93,26 @@ class Spy:
         is_real = (proposal.view.tensors.slots[proposal.ends] >= 0).tolist()  # others pad a static step
         for row, own in compress(zip(proposal.rows.tolist(), drafts.tolist(), strict=True), is_real):
             known = int(columns.num_tokens[row])
+            if not own:
+                continue
             self.seen.append((columns.flat_token_ids[row * columns.width :][:known].tolist(), own))
         return drafts
 
 
 def run_greedy(
-    config: EngineConfig, *, static: bool = False, asked: list[list[int]] | None = None
+    config: EngineConfig,
+    *,
+    static: bool = False,
+    asked: list[list[int]] | None = None,
+    lengths: DraftLengths | None = None,
 ) -> tuple[list[list[int]], Spy]:
-    """The answers to what is asked, or to all prompts, and what was proposed."""
+    """The answers to what is asked, or to all prompts, and what was proposed; `lengths`: how many drafts steps have."""
     asked = asked or prompts()
     executor = InProcessExecutor(config)
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     core.start()
+    if lengths is not None:
+        core.scheduler._drafts = lengths
     worker = executor._worker
     assert worker is not None
     assert worker._runner is not None
