@@ -2,24 +2,31 @@
 
 The choices of one body hold the same list of token ids, which a pickle writes once if they are all in it. So at most
 one call a prompt is under way, and those that come meanwhile are the next one: with n choices two or three calls
-instead of n.
+instead of n. Requests to pooling models, which are short and many and bring no grammar that others would wait for, are
+one queue: a call costs more than many of them do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from app.errors import EngineDeadError, MantaError
 from app.records.request import EngineRequest
+
+MAX_CALL_TOKENS = (
+    8192  # of the prompts of one call, unless it is one: longer calls would hold up the replica's event loop
+)
+
+Key = int | Literal["pooled"]
 
 
 class SubmitPort(Protocol):
     """Hands requests to a replica."""
 
     async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
-        """Hand requests of one prompt over, each with its stream id; returns the engine's refusal of each.
+        """Hand requests over, each with its stream id; returns the engine's refusal of each.
 
         Raises when the replica cannot be reached.
         """
@@ -40,13 +47,13 @@ class Submitter:
     def __init__(self, port: SubmitPort, channel_id: str) -> None:
         self._port = port
         self._channel_id = channel_id
-        self._waiting: dict[int, list[_Submission]] = {}  # by identity of the prompt's list
+        self._waiting: dict[Key, list[_Submission]] = {}  # by identity of the prompt's list
         self._calls: set[asyncio.Task[None]] = set()
 
     async def submit(self, stream_id: str, request: EngineRequest) -> MantaError | None:
         """The engine's refusal, or None. Raises what the call raised, and EngineDeadError after `close`."""
         answer: asyncio.Future[MantaError | None] = asyncio.get_running_loop().create_future()
-        key = id(request.prompt_token_ids)
+        key: Key = id(request.prompt_token_ids) if request.pooling is None else "pooled"
         if key not in self._waiting:
             self._waiting[key] = []
             call = asyncio.create_task(self._send(key))
@@ -62,8 +69,8 @@ class Submitter:
         for call in self._calls:
             call.cancel()
 
-    async def _send(self, key: int) -> None:
-        """Calls until nothing of this prompt waits; a call that fails is the answer to all that wait.
+    async def _send(self, key: Key) -> None:
+        """Calls until nothing with this key waits; a call that fails is the answer to all that wait.
 
         The requests under way keep their list alive, and so `key` theirs.
         """
@@ -83,10 +90,18 @@ class Submitter:
         finally:
             del self._waiting[key]
 
-    def _next(self, key: int) -> list[_Submission]:
-        """Those that came while a call was under way, but for whom nobody waits any more."""
-        batch, self._waiting[key] = self._waiting[key], []
-        return [one for one in batch if not one.answer.done()]
+    def _next(self, key: Key) -> list[_Submission]:
+        """Those that came while a call was under way, but for whom nobody waits any more; as many as a call takes."""
+        waiting = [one for one in self._waiting[key] if not one.answer.done()]
+        count, num_tokens = 0, 0
+        for i, one in enumerate(waiting):
+            prompt = one.request.prompt_token_ids
+            num_tokens += 0 if i and prompt is waiting[i - 1].request.prompt_token_ids else len(prompt)
+            if i and num_tokens > MAX_CALL_TOKENS:
+                break
+            count += 1
+        self._waiting[key] = waiting[count:]
+        return waiting[:count]
 
     def _fail(self, submissions: list[_Submission], error: Exception) -> None:
         for one in submissions:

@@ -162,9 +162,9 @@ class EngineReplica:
     async def submit(
         self, channel_id: str, requests: list[tuple[str, EngineRequest]], target: str
     ) -> list[MantaError | None]:
-        """Take requests of one prompt, by stream id, whose outputs shall go down a channel; returns why not, for each.
+        """Take requests, by stream id, whose outputs shall go down a channel; returns why not, for each.
 
-        Refusals are values. One argument holds all requests, so that one pickle does, with the prompt in it once.
+        Refusals are values. One argument holds all requests, so that one pickle does, with a prompt in it once.
         """
         return await self._intake.add([self._take(channel_id, *stream, target) for stream in requests])
 

@@ -38,7 +38,7 @@ class Intake:
         return self._grammar_work.num_waiting
 
     async def add(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
-        """Hands requests of one prompt, whose streams are open, to the engine; returns why not, for each.
+        """Hands requests, whose streams are open, to the engine; returns why not, for each.
 
         They are seen through, also when the call that brought them is cancelled.
         """

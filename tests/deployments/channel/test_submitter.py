@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from app.deployments.channel import submitter
 from app.deployments.channel.submitter import Submitter
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from tests.limits import run, until
@@ -38,6 +40,10 @@ class Desk:
     def send(self, *stream_ids: int, prompt: list[int] | None = None) -> list[asyncio.Task[MantaError | None]]:
         request = EngineRequest("a", self.prompt if prompt is None else prompt, SamplingParams())
         return [asyncio.create_task(self.submitter.submit(str(i), request)) for i in stream_ids]
+
+    def pool(self, stream_id: int, num_tokens: int) -> asyncio.Task[MantaError | None]:
+        request = EngineRequest("a", [1] * num_tokens, PoolingParams(task="embed"))
+        return asyncio.create_task(self.submitter.submit(str(stream_id), request))
 
     async def called(self, num_calls: int) -> None:
         await until(lambda: len(self.port.calls) == num_calls)
@@ -99,5 +105,26 @@ def test_closed_before_the_call_has_begun() -> None:
         with pytest.raises(EngineDeadError, match="is gone"):
             await waiting[0]
         assert desk.port.calls == []
+
+    run(main())
+
+
+def test_prompts_of_pooling_models_travel_together_up_to_so_many_tokens() -> None:
+    async def main() -> None:
+        desk = Desk()
+        first = desk.pool(0, 5)
+        await desk.called(1)
+        rest = [desk.pool(2 * i, submitter.MAX_CALL_TOKENS // 2) for i in range(1, 4)]
+        rest.append(desk.pool(9, submitter.MAX_CALL_TOKENS + 1))
+        other = desk.send(20)  # it has a call of its own
+        await desk.called(2)
+        for number, calls in enumerate(([[0], [20]], [[2, 4]], [[6]], [[9]])):
+            await desk.called(2 + number)
+            assert desk.port.calls[-len(calls) :] == calls
+            for answer in desk.port.answers:
+                if not answer.done():
+                    answer.set_result(None)
+        answers = await asyncio.gather(first, *rest, *other)
+        assert [answer and answer.message for answer in answers] == [None] * 4 + ["odd 9", None]
 
     run(main())
