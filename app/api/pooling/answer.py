@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from starlette.responses import Response
 
 from app.api.http.json_response import json_response
 from app.api.pooling.protocol import EncodingFormat
+from app.api.pooling.vector_forms import in_form
 from app.records.outputs import PooledResult
 from app.records.step import Float32Array
 from app.text.pooling_prompt import PoolingPrompt
@@ -24,11 +24,9 @@ def new_id(kind: str) -> str:
 
 def numbers(result: PooledResult, form: EncodingFormat) -> Any:
     """Nested lists, the fp32 bytes (little-endian) as base64, or what is not 0 of a vector or of each."""
-    if form == "base64":
-        return base64.b64encode(result.data).decode()
     array = result.array()
-    if form == "float":
-        return array.tolist()
+    if form != "sparse":
+        return in_form(array, form)
     return _sparse(array) if array.ndim == 1 else [_sparse(row) for row in array]
 
 

@@ -33,11 +33,11 @@ _FORMS: Mapping[VectorForm, Callable[[Float32Array], Any]] = {
     "uint8": lambda vector: (_eighths(vector) + _MOST + 1).tolist(),
     "binary": lambda vector: (_signs(vector) - _MOST - 1).tolist(),
     "ubinary": lambda vector: _signs(vector).tolist(),
-    "base64": lambda vector: base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+    "base64": lambda vector: base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode(),
 }
 assert _FORMS.keys() == set(get_args(VectorForm))
 
 
 def in_form(vector: Float32Array, form: VectorForm) -> Any:
-    """A vector as JSON takes it."""
+    """A vector as JSON takes it. `float` and `base64` are for several in one array, too."""
     return _FORMS[form](vector)
