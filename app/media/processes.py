@@ -29,7 +29,7 @@ class ProcessPool:
         self._is_closed = False
 
     def ask(self, job: Mapping[str, Any], data: bytes, timeout_s: float) -> tuple[dict[str, Any], memoryview]:
-        """What a process says of a file, and the bytes that it made of it; blocks until one is free and done.
+        """Returns what a process says of a file, and the bytes that it made of it; blocks until one is free and done.
 
         InvalidRequestError where it refuses the file or the job is too much for it, OverloadedError where none could be
         had; the messages go on behind the name of the field.
