@@ -112,7 +112,9 @@ ADAPTER_RESOLVERS: Registry[Any] = Registry(
 # (app/engine/kv_connector), of which each names its half in the workers, if it has one.
 KV_CONNECTORS: Registry[Any] = Registry(
     "KV connector",
-    {"host_memory": "app.engine.kv_connector.host_memory:HostMemory"},
+    {
+        "host_memory": "app.engine.kv_connector.host_memory:HostMemory",
+    },
     PluginGroup("kv_connectors", "app.engine.kv_connector.base:KVConnector"),
 )
 
