@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.api.chat.chat_request import ChatRequest
-from app.api.openai.protocol import CompletionRequest
+from app.api.openai.completions import CompletionRequest
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 

@@ -35,7 +35,7 @@ from app.api.batches.batch import BatchBody
 from app.api.batches.upload_store import CompleteBody, UploadBody
 from app.api.chat.chat_request import ChatRequest
 from app.api.http.strict_models import StrictModel
-from app.api.openai.protocol import CompletionRequest
+from app.api.openai.completions import CompletionRequest
 from app.api.openai.responses_protocol import InputTokensRequest, ResponsesRequest
 from app.api.openai.stored_chats import CompletionUpdate
 from app.api.pooling.protocol import EmbeddingRequest

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from app.api.chat.envelope import ResponseEnvelope, usage
 from app.api.chat.generation import Generation, open_stream, response_headers
+from app.api.chat.generation_body import REFUSED_EVERYWHERE, GenerationBody
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.generation.events import Collected, collect
@@ -16,15 +19,78 @@ from app.api.generation.render import Prompt, check_total_chars, encode, find_mo
 from app.api.generation.sse import EventStreamResponse
 from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import json_response
+from app.api.http.prompt_field import PromptField
 from app.api.http.work_pool import ECHO_S_PER_TOKEN, work_of
 from app.api.openai.chunks import CompletionChunks, OutputOptions
 from app.api.openai.echo import Echo
 from app.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, token_names, writing_cost_s
-from app.api.openai.protocol import CompletionRequest
 from app.api.openai.ranking import best_choices
+from app.bounds import Count
 from app.config.limits import RequestLimits
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.text.served_model import ServedModel
+
+
+class CompletionRequest(GenerationBody):
+    """Body of POST /v1/completions."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **REFUSED_EVERYWHERE,
+        "suffix": "insertion is not supported",
+        "prompt_embeds": "not supported yet",
+    }
+
+    prompt: PromptField = Field(description="A text, token ids, or a list of either.")
+    max_tokens: Count | None = Field(16, ge=0, description="Most tokens to generate; 0 only with echo.")
+    echo: bool = Field(False, description="Put the prompt before the completion.")
+    best_of: Count | None = Field(
+        None, ge=1, description="Make so many choices and answer with the n most likely; the width of a beam search."
+    )
+    add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens, mostly a bos.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"{self.best_of} is less than n={self.n}", param="best_of")
+        if self.stream and self.best_of not in (None, self.n):
+            raise UnsupportedError("what is best is known at the end: not with stream=true", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError("max_tokens=0 is only allowed with echo", param="max_tokens")
+        return self
+
+    @property
+    def beam_width(self) -> int | None:
+        """Beams of a search; None without one."""
+        return (self.best_of or self.n) if self.use_beam_search else None
+
+    @property
+    def must_rank(self) -> bool:
+        """True if more choices are made than are shown."""
+        return not self.use_beam_search and self.best_of not in (None, self.n)
+
+    def field_names(self) -> dict[str, str]:
+        """The client's names of the fields, for errors."""
+        return super().field_names() | ({"n": "best_of"} if self.best_of not in (None, self.n) else {})
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """SamplingParams' fields; echo with logprobs scores the prompt, max_tokens=0 costs one unseen token."""
+        fields = super().sampling_fields()
+        if self.must_rank:
+            fields |= {"n": self.best_of, "logprobs": self.logprobs or 0}
+        if self.echo and self.logprobs is not None:
+            wanted = self.logprobs, self.prompt_logprobs or 0
+            fields["prompt_logprobs"] = -1 if -1 in wanted else max(wanted)
+        if self.max_tokens == 0:
+            fields |= {"max_tokens": 1, "min_tokens": 0}
+        return fields
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, whichever form was sent."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
 
 
 def completion_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:

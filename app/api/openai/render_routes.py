@@ -19,8 +19,7 @@ from app.api.engine_client import EngineClient
 from app.api.generation.render import engine_requests, find_model, sampling_params
 from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import JSONResponse
-from app.api.openai.completions import read_prompts
-from app.api.openai.protocol import CompletionRequest
+from app.api.openai.completions import CompletionRequest, read_prompts
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
 from app.records.request import ANYWHERE

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Self
 
-from app.api.chat.messages import ChatOptions
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+
+from app.api.chat.messages import ChatMessage, ChatOptions
 from app.api.chat.prompt import render_chat
+from app.api.chat.tools import AnyTool
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.generation.render import check_total_chars, counting_room, decode, encode, find_model
 from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import JSONResponse
+from app.api.http.strict_models import StrictModel
 from app.api.http.work_pool import RequestWork, work_of
-from app.api.openai.protocol import DetokenizeRequest, TokenizeRequest
+from app.bounds import Items, JsonObject, Text, TokenIds
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
 from app.text.served_model import ServedModel
+
+
+class TokenizeRequest(StrictModel):
+    """Body of POST /tokenize: a prompt, or the fields of a chat."""
+
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    prompt: Text | None = Field(None, description="A text.")
+    messages: Items[ChatMessage] | None = Field(None, min_length=1, description="A conversation instead of a text.")
+    tools: Items[AnyTool] | None = Field(None, description="Tools the model may call.")
+    add_generation_prompt: bool = Field(True, description="End the prompt where the assistant's turn begins.")
+    continue_final_message: bool = Field(False, description="Leave the last message open.")
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for a chat.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further names for the template.")
+    return_token_strs: bool = Field(False, description="Add the text of each token.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = Field(None, description="Which model; the server's first one when not given.")
+    tokens: TokenIds = Field(description="Token ids.")
+    skip_special_tokens: bool = Field(False, description="Leave special tokens out of the text.")
 
 
 def tokenize_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:

@@ -13,8 +13,7 @@ from app.api.generation.render import find_model
 from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import JSONResponse
 from app.api.http.work_pool import work_of
-from app.api.openai.protocol import TokenizeRequest
-from app.api.openai.tokenize import prompt_token_ids
+from app.api.openai.tokenize import TokenizeRequest, prompt_token_ids
 from app.bounds import Count
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError

@@ -8,7 +8,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from app.api.chat.beam_fields import check_beam_fields
-from app.api.openai.protocol import CompletionRequest
+from app.api.openai.completions import CompletionRequest
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 from app.errors import DeadlineError, UnsupportedError
