@@ -31,7 +31,7 @@ class Experts(Layer):
     ) -> None:
         super().__init__()
         s = settings
-        share = ExpertShare.of(ctx.groups, s.num_experts, s.intermediate_size, ctx.redundant_experts)
+        share = ExpertShare.of(ctx, s.num_experts, s.intermediate_size)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
         has_gate = self.activation.has_gate
         self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias, spare, has_gate=has_gate)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError
+from app.layers.context import BuildContext
 from app.layers.experts.placement import Slots, first_slots
 
 NOBODY = -1  # in a slot without an expert
@@ -25,17 +25,13 @@ class ExpertShare:
     moves: bool = False  # whether experts may move between slots
 
     @classmethod
-    def of(
-        cls, groups: ParallelGroups, num_experts: int, intermediate_size: int, num_redundant: int | None = None
-    ) -> ExpertShare:
-        """This rank's; `num_redundant` copies of experts that may move, None: they stay where they are.
-
-        Experts that do not divide are dealt as evenly as can be. ConfigError for a width that does not divide.
-        """
-        ep, tp = groups.ep, groups.tp
+    def of(cls, ctx: BuildContext, num_experts: int, intermediate_size: int) -> ExpertShare:
+        """This rank's. Experts that do not divide are dealt as evenly as can be. ConfigError for a width that does not
+        divide."""
+        ep, tp, copies = ctx.groups.ep, ctx.groups.tp, ctx.redundant_experts
         if ep.size > 1:
-            moves = num_redundant is not None
-            slots = first_slots(num_experts, ep.size, num_redundant or 0) if moves else _dealt(num_experts, ep.size)
+            moves = copies is not None
+            slots = _dealt(num_experts, ep.size) if copies is None else first_slots(num_experts, ep.size, copies)
             return cls(num_experts, slots, ep.rank, intermediate_size, 0, moves)
         if intermediate_size % tp.size:
             raise ConfigError(

@@ -16,6 +16,7 @@ from math import prod
 import torch
 
 from app.config.engine import EngineConfig
+from app.errors import ConfigError
 from app.models.multimodal.base import MediaEncoder, Picture
 from app.platforms import platform_of
 from app.worker.graphs.recording import Recorder, no_collection
@@ -63,9 +64,13 @@ class NoGraphs:
 class EncoderGraphs(NoGraphs):
     """Recordings of one encoder by size: the shape of the pixels, and the grid."""
 
-    def __init__(self, encoder: MediaEncoder, device: torch.device, squares: Sequence[int]) -> None:
-        """`squares`: tokens of the pictures that a start records, the largest first, which no recorded one exceeds."""
-        self._encoder, self._device, self._squares = encoder, device, squares
+    def __init__(
+        self, encoder: MediaEncoder, device: torch.device, squares: Sequence[int], *, must_start: bool = False
+    ) -> None:
+        """`squares`: tokens of the pictures that a start records, the largest first, which no recorded one exceeds.
+        `must_start`: without them there is no start."""
+        self._encoder, self._device, self._squares, self._must_start = encoder, device, squares, must_start
+        self._failure: Exception | None = None
         self._counts: dict[Size, int] = {}
         self._recorded: dict[Size, _Recorded] = {}
         self._recorder: Recorder | None = None
@@ -74,9 +79,12 @@ class EncoderGraphs(NoGraphs):
         self._is_full = False
 
     def start(self) -> None:
-        """Record the squares, while nothing else runs."""
+        """Record the squares, while nothing else runs. ConfigError where they must be recorded, and one cannot be."""
         for count in self._squares:
             self._find(self._encoder.largest(count))
+        if self._must_start and (error := self._failure) is not None:
+            reason = f"the capture of the encoder failed: {type(error).__name__}: {error}"
+            raise ConfigError(f"cuda_graphs=on, but {reason}; use auto", param="cuda_graphs") from error
         torch.cuda.empty_cache()  # what runs took on the side stream
 
     def serves(self, shape: Shape, grid: Grid) -> bool:
@@ -121,7 +129,7 @@ class EncoderGraphs(NoGraphs):
             found = self._made(picture)
         except Exception as error:  # whatever a kernel or a library raises while it is captured
             logger.warning("CUDA graphs: no more are made of the encoder of pictures", exc_info=error)
-            self._is_full = True
+            self._is_full, self._failure = True, error
             return None
         self._recorded[size] = found
         return found
@@ -165,4 +173,5 @@ def create_graphs(
         return NoGraphs()
     if not platform_of(device).has_graphs:
         return NoGraphs()
-    return EncoderGraphs(encoder, device, sorted(set(wanted), reverse=True))
+    squares = sorted(set(wanted), reverse=True)
+    return EncoderGraphs(encoder, device, squares, must_start=config.cuda_graphs == "on")

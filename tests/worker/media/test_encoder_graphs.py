@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.errors import ConfigError
 from app.kernels.attention.encoder_groups import GroupPlan
 from app.models.multimodal.base import Picture
 from app.worker.media import encoder_graphs
@@ -127,6 +128,8 @@ def test_a_failure_leaves_ordinary_calls(fake: type[FakeRecorder], monkeypatch: 
     graphs.start()
     own = picture_of(encoder, (1, 8, 8), 1)
     assert not any(graphs.serves(tuple(own.pixels.shape), own.grid) for _ in range(5))
+    with pytest.raises(ConfigError, match="cuda_graphs=on, but .* not while a stream is captured; use auto"):
+        EncoderGraphs(encoder, torch.device("cpu"), [16], must_start=True).start()
 
 
 @pytest.mark.parametrize("name", MODELS)
