@@ -10,6 +10,7 @@ product comes as its epilogue.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
-from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, Epilogue
-from app.layers.leaves import LeafColumns, LeafRows
+from app.layers.leaves import LeafRows
+from app.layers.packing import Packing
 from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -50,8 +51,8 @@ class Linear(AdaptedLayer):
         self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
         self.is_streamed = False  # where it is, it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
-        self.device, self.ops, self.is_exact = ctx.device, ctx.kernels(LINEAR_OPS), ctx.is_exact
-        self.has_leaves = ctx.has_leaves
+        self.device, self.ops = ctx.device, ctx.kernels(LINEAR_OPS)
+        self.packing = Packing.of(ctx, self.ops)
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -135,22 +136,17 @@ class Linear(AdaptedLayer):
         """Turn the loaded tensors into the weight that multiplies. Their shapes stay, their memory is freed."""
         if self.is_streamed:
             return
-        self.packed = self.in_leaves() if self.has_leaves else self._packed()
+        outputs = sum(share.size for share in self.output_shares.values())
+        whole = partial(pack_stored, self.stored)
+        self.packed = self.packing.packed(whole, self.in_leaves, outputs, self.input_share.size)
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
             for weight in self.stored:
                 weight.drop()
 
-    def _packed(self) -> PackedWeight | None:
-        packed = pack_stored(self.stored)
-        if not self.is_exact:
-            return packed
-        outputs = sum(share.size for share in self.output_shares.values())
-        return FixedRowsWeight.of(packed, (outputs, self.input_share.size), self.dtype)
-
     def in_leaves(self) -> PackedWeight | None:
         """The weight in pieces that no number of ranks changes; None where the product does not look at its shape."""
-        return LeafColumns.of(self.weight, self.output_shares.values()) if self.device.type == "cpu" else None
+        return self.packing.columns(self.weight, self.output_shares.values())
 
     @property
     def made(self) -> object:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, PackedWeight, pack_weight
-from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.kernels.gemm.leaves import LEAVES
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
-from app.layers.leaves import LeafColumns
+from app.layers.packing import Packing
 from app.layers.quantized_layer import LayerPart
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
@@ -151,7 +151,8 @@ class LMHead(VocabShard):
         self.output_shares, self.input_share = {"": self.tokens}, self.inputs
         self.tied = False
         self.packed: PackedWeight | None = None
-        self.ops, self.is_exact, self.has_leaves = ctx.kernels(LINEAR_OPS), ctx.is_exact, ctx.has_leaves
+        self.ops = ctx.kernels(LINEAR_OPS)
+        self.packing = Packing.of(ctx, self.ops)
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -176,20 +177,18 @@ class LMHead(VocabShard):
         A tied table is then in memory twice, because the embedding reads rows of it.
         """
         if self.stored is not None:
-            self.packed = self._fixed(pack_stored([self.stored]), self.held) if self.held else None
+            packed = pack_stored([self.stored]) if self.held else None
+            self.packed = self.packing.by_rows(packed, self.held, self.inputs.size)
             self.stored.drop()
             return
-        self.packed = self._in_leaves() if self.has_leaves else self._fixed(pack_weight(self.table.data), self.rows)
+        whole = partial(pack_weight, self.table.data)
+        self.packed = self.packing.packed(whole, self._in_leaves, self.rows, self.inputs.size)
         if self.packed is not None and not self.tied:
             self.weight = self.weight.materialize(torch.device("meta"))
 
-    def _fixed(self, packed: PackedWeight | None, num_outputs: int) -> PackedWeight | None:
-        return FixedRowsWeight.of(packed, (num_outputs, self.inputs.size), self.dtype) if self.is_exact else packed
-
     def _in_leaves(self) -> PackedWeight | None:
         """See Linear."""
-        whole = Share(0, self.rows, self.first, self.rows * self.tp.size)
-        return LeafColumns.of(self.table.data, [whole]) if self.device.type == "cpu" else None
+        return self.packing.columns(self.table.data, [Share(0, self.rows, self.first, self.rows * self.tp.size)])
 
     @property
     def made(self) -> object:

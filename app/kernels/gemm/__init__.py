@@ -95,6 +95,7 @@ class LinearOps(Generic[WeightT]):
     linear_add_norm: ProductThenNorm[WeightT]
     # The activation of a product in one launch, or in one behind it; None: there is no such kernel.
     activated_linear: ActivatedProduct[WeightT] | None = None
+    goes_by_shape: bool = False  # whether a library chooses how it sums by the weight's shape
 
 
 LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(

@@ -131,4 +131,4 @@ def activated_linear(
     return activate(linear(x, weight, bias), activation)
 
 
-OPS = replace(composed(linear, act_and_mul, add_rms_norm), activated_linear=activated_linear)
+OPS = replace(composed(linear, act_and_mul, add_rms_norm), activated_linear=activated_linear, goes_by_shape=True)
