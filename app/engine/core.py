@@ -13,27 +13,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from app.checkpoints.model_info import ModelInfo, tokenizer_directory
-from app.checkpoints.model_revision import model_revision
+from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.engine.adapter_book import AdapterBook
 from app.engine.adapter_loads import AdapterLoads
-from app.engine.default_drafter import start_workers
+from app.engine.assembly import Assembly
 from app.engine.executor.base import Executor
-from app.engine.kv_cache.create import create_manager
 from app.engine.scheduler.admission import Admission
-from app.engine.scheduler.encoder_share import EncoderRules
-from app.engine.scheduler.prompt_time import PromptTime
-from app.engine.scheduler.scheduler import Scheduler, StepRules
-from app.errors import ConfigError, EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
+from app.engine.scheduler.scheduler import Scheduler
+from app.errors import EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
 from app.records.adapter import AdapterAsk
-from app.records.encoder_info import EncoderInfo
 from app.records.engine_state import EngineState, HoldReason
 from app.records.kv_events import KVEventSink
-from app.records.media_info import MediaInfo
 from app.records.outputs import EngineOutput
-from app.records.parallel_plan import check_parallel_sizes
-from app.records.pooling_info import pooling_info, step_budget
 from app.records.request import EngineRequest
 from app.records.request_bounds import RequestBounds
 from app.records.request_state import Request
@@ -41,11 +33,7 @@ from app.records.stats import EngineStats, StatsRecorder
 from app.records.step import SchedulerOutput
 from app.records.worker_info import WorkerInfo
 from app.structured.compiler import GrammarCompiler
-from app.structured.limits import GrammarLimits
 from app.structured.structured_outputs import StructuredOutputs
-from app.text.grammar_vocabulary import TokenizerVocabulary
-
-CPU_STEP_S, GPU_STEP_S = 0.05, 0.025  # `max_step_s`, when not given
 
 
 class EngineCore:
@@ -64,12 +52,10 @@ class EngineCore:
     ) -> None:
         """`given`: the options without a drafter that nobody asked for; None: there is none."""
         self.config = config
-        self._given = given or config
         self.info = info
         self.executor = executor
-        self._block_hash_key = block_hash_key
+        self._assembly = Assembly(info, block_hash_key, recorder, kv_event_sink, given or config)
         self._recorder = recorder
-        self._kv_event_sink = kv_event_sink
         self._scheduler: Scheduler | None = None
         self._admission: Admission | None = None
         self._grammars: GrammarCompiler | None = None
@@ -88,100 +74,14 @@ class EngineCore:
     # ---- life
 
     def start(self) -> WorkerInfo:
-        """Start the workers and size the scheduler by what they report; ConfigError, CheckpointError, ..."""
-        max_model_len = self._max_model_len()
-        check_parallel_sizes(self.config, self.info)
-        pooling = pooling_info(self.config, self.info)
-        budget = step_budget(self.config, self.info, max_model_len)
-        self.executor, self.config, worker_info = start_workers(self.executor, self.config, self._given)
-        self._num_deferred = worker_info.num_deferred
-        kv = create_manager(
-            worker_info,
-            self.config.block_size,
-            hash_key=self._block_hash_key,
-            max_tokens_in_flight=budget * self.config.max_inflight_steps,
-            enable_prefix_caching=self.config.enable_prefix_caching and self.info.is_causal,
-            sink=self._kv_event_sink,
-            connector=self.config.kv_connector,
-        )
-        media = MediaInfo.of(self.info)
-        self._check_whole_items(media, budget)
-        asked = self.config.speculative_config
-        rules = StepRules(
-            max_num_seqs=worker_info.num_rows(self.config.max_num_seqs),
-            max_num_batched_tokens=budget,
-            by_priority=self.config.scheduling_policy == "priority",
-            whole_prompts=not self.info.is_causal,
-            draft_counts=self._draft_counts(worker_info.num_draft_tokens),
-            drafts_by_cost=asked is not None and asked.num_speculative_tokens is None,
-            num_draft_slots=worker_info.num_draft_slots,
-            num_stages=self.config.pipeline_parallel_size,
-            prompt_time=self._prompt_time(worker_info),
-            max_adapters=self.config.max_loras if self.config.enable_lora else 0,
-            encoders=self._encoder_rules(media, budget, worker_info),
-        )
-        self._scheduler = Scheduler(kv, rules, self.info.eos_token_ids, self._recorder)
+        """Start the workers, and what schedules and admits by what they report; ConfigError, CheckpointError, ..."""
+        parts = self._assembly.start(self.executor, self.config)
+        self.executor, self.config = parts.executor, parts.config
+        self._scheduler, self._admission, self._grammars = parts.scheduler, parts.admission, parts.grammars
+        self._num_deferred = parts.workers.num_deferred
         if self._scheduler.adapters is not None:
             self._scheduler.adapters.has = lambda digest: digest in self.adapters.loaded
-        self._grammars = _grammar_compiler(self.config, self.info)
-        self._admission = Admission(
-            kv,
-            RequestBounds(
-                self.info.vocab_size,
-                self.info.eos_token_ids,
-                max_model_len,
-                pooling=pooling,
-                max_item_tokens=self._max_item_tokens(media, budget) if worker_info.encoder_tokens and media else 0,
-                encoder=EncoderInfo.of(self.info) if pooling is None else None,
-            ),
-            model=model_revision(self.info, self.config),
-            block_hash_key=self._block_hash_key,
-            grammars=self._grammars,
-        )
-        return worker_info
-
-    def _max_item_tokens(self, media: MediaInfo | None, budget: int) -> int:
-        """The longest picture, which a step holds beside all decodes where it cannot be cut."""
-        if media is None or not media.whole_tokens:
-            return self.config.max_item_tokens
-        return min(self.config.max_item_tokens, budget - self.config.max_num_seqs)
-
-    def _check_whole_items(self, media: MediaInfo | None, budget: int) -> None:
-        """ConfigError where decodes may leave a picture that cannot be cut no step that holds it."""
-        least = self.config.max_num_seqs + (0 if media is None else media.whole_tokens)
-        if media is not None and media.whole_tokens and budget < least:
-            raise ConfigError(
-                f"max_num_batched_tokens={budget} is less than max_num_seqs={self.config.max_num_seqs} and a picture "
-                f"of {media.whole_tokens} tokens, which is computed in one step: set it to {least} or more",
-                param="max_num_batched_tokens",
-            )
-
-    def _encoder_rules(self, media: MediaInfo | None, budget: int, info: WorkerInfo) -> EncoderRules | None:
-        if not info.encoder_tokens:
-            return None
-        step_tokens = min(budget, self.config.max_item_tokens)  # memory of calls was measured for such an item
-        return EncoderRules(step_tokens, info.encoder_tokens, media is not None and media.whole_tokens > 0)
-
-    def _draft_counts(self, most: int) -> tuple[int, ...]:
-        asked = self.config.speculative_config
-        if asked is None or not most:
-            return (most,) if most else ()
-        return asked.counts(most)
-
-    def _max_model_len(self) -> int:
-        most = self.info.max_position_embeddings
-        wanted = self.config.max_model_len
-        if wanted is not None and wanted > most:
-            raise ConfigError(
-                f"max_model_len={wanted} is more than the model's context of {most} tokens", param="max_model_len"
-            )
-        return wanted or most
-
-    def _prompt_time(self, worker_info: WorkerInfo) -> PromptTime:
-        on_cpu = worker_info.device == "cpu"
-        usual_s = CPU_STEP_S if on_cpu else GPU_STEP_S
-        given_s = self.config.max_step_s
-        return PromptTime(usual_s if given_s is None else given_s, grows=not on_cpu)
+        return parts.workers
 
     def shutdown(self) -> None:
         """Stop the workers; idempotent."""
@@ -447,12 +347,3 @@ class EngineCore:
             self._ready += self.scheduler.update_from_output(output)
         self._wait_s += came - began
         self._update_s += time.monotonic() - came
-
-
-def _grammar_compiler(config: EngineConfig, info: ModelInfo) -> GrammarCompiler:
-    """Reads the tokenizer when the first grammar comes."""
-    limits = GrammarLimits(
-        config.grammar_max_bytes, config.grammar_max_depth, config.grammar_timeout_s, config.grammar_memory_bytes
-    )
-    source = TokenizerVocabulary(tokenizer_directory(config, info), info.vocab_size, info.eos_token_ids)
-    return GrammarCompiler(source, limits, config.grammar_cache_size)

@@ -128,7 +128,7 @@ def test_a_failure_leaves_ordinary_calls(fake: type[FakeRecorder], monkeypatch: 
     graphs.start()
     own = picture_of(encoder, (1, 8, 8), 1)
     assert not any(graphs.serves(tuple(own.pixels.shape), own.grid) for _ in range(5))
-    with pytest.raises(ConfigError, match="cuda_graphs=on, but .* not while a stream is captured; use auto"):
+    with pytest.raises(ConfigError, match=r"cuda_graphs=on, but .* not while a stream is captured; use auto"):
         EncoderGraphs(encoder, torch.device("cpu"), [16], must_start=True).start()
 
 
