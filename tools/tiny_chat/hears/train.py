@@ -12,7 +12,6 @@ import argparse
 import json
 import multiprocessing as mp
 import os
-import queue
 import random
 import threading
 import time
@@ -28,43 +27,13 @@ from transformers import WhisperForConditionalGeneration
 from tools.tiny_chat.hears import lessons, phrases
 from tools.tiny_chat.hears.model import END, NO_TIMES, START, build, token, tokenizer, write
 from tools.tiny_chat.hears.speech import Synthesizer, heard, spoken
-
-T0 = time.time()
-
-
-def log(*what: Any) -> None:
-    """Print with the time."""
-    print(f"[{time.time() - T0:6.1f}s]", *what, flush=True)
+from tools.tiny_chat.lesson_pool import LessonPool, log
 
 
-class Pool:
-    """The last lessons that workers made, on the device; old ones make room for new ones."""
-
-    def __init__(self, capacity: int, device: str) -> None:
-        shapes = ((lessons.COUNT,), (lessons.ROW,), (lessons.ROW,))
-        types = (torch.int16, torch.int16, torch.bool)
-        self.parts = [torch.zeros(capacity, *s, dtype=t, device=device) for s, t in zip(shapes, types, strict=True)]
-        self.capacity, self.made, self.is_over = capacity, 0, False
-
-    def fill(self, source: Any) -> None:
-        """Take what comes, for good."""
-        while not self.is_over:
-            try:
-                chunk = source.get(timeout=1)
-            except queue.Empty:
-                continue
-            at = self.made % self.capacity
-            count = min(len(chunk[0]), self.capacity - at)
-            for own, new in zip(self.parts, chunk, strict=True):
-                own[at : at + count] = torch.from_numpy(new[:count]).to(own.device)
-            self.made += count
-
-    def sample(self, count: int) -> list[torch.Tensor]:
-        """Some of them."""
-        while self.made < count:
-            time.sleep(0.02)
-        at = torch.randint(0, min(self.made, self.capacity), (count,), device=self.parts[0].device)
-        return [part[at] for part in self.parts]
+def lesson_pool(capacity: int, device: str) -> LessonPool:
+    """Sounds, tokens, and which of them are learnt."""
+    parts = (((lessons.COUNT,), torch.int16), ((lessons.ROW,), torch.int16), ((lessons.ROW,), torch.bool))
+    return LessonPool(capacity, parts, device)
 
 
 def losses(
@@ -173,7 +142,7 @@ def main() -> None:
     model, ears = build().to(device), lessons.Ears(device)
     head = nn.Linear(model.config.d_model, token(END) + 1).to(device)
     log(sum(weight.numel() for weight in model.parameters()), "numbers on", device)
-    pool = Pool(args.pool if device == "cuda" else 3000, device)
+    pool = lesson_pool(args.pool if device == "cuda" else 3000, device)
     threading.Thread(target=pool.fill, args=(source,), daemon=True).start()
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]

@@ -15,7 +15,6 @@ import copy
 import json
 import multiprocessing as mp
 import os
-import queue
 import random
 import threading
 import time
@@ -29,15 +28,11 @@ from torch import nn
 from transformers import LlavaForConditionalGeneration
 
 from tools.tiny_chat import template
+from tools.tiny_chat.lesson_pool import LessonPool, log
 from tools.tiny_chat.sees import drawing, front, rows, scenes
 
-T0 = time.time()
 CLASSES = 11
 ANSWER = 56  # tokens
-
-
-def log(*what: Any) -> None:
-    print(f"[{time.time() - T0:6.1f}s]", *what, flush=True)
 
 
 def normalized(pixels: torch.Tensor) -> torch.Tensor:
@@ -45,32 +40,10 @@ def normalized(pixels: torch.Tensor) -> torch.Tensor:
     return ((pixels.float() / 255 - front.MEAN) / front.STD).permute(0, 3, 1, 2)
 
 
-class Pool:
-    """The last pictures that workers drew, on the device; old ones make room for new ones."""
-
-    def __init__(self, capacity: int, facts: int, device: str) -> None:
-        shapes = ((rows.SIDE, rows.SIDE, 3), (rows.ROW,), (rows.ROW,), (facts,))
-        types = (torch.uint8, torch.int16, torch.uint8, torch.int8)
-        self.parts = [torch.zeros(capacity, *s, dtype=t, device=device) for s, t in zip(shapes, types, strict=True)]
-        self.capacity, self.drawn, self.is_over = capacity, 0, False
-
-    def fill(self, source: Any) -> None:
-        while not self.is_over:
-            try:
-                chunk = source.get(timeout=1)
-            except queue.Empty:
-                continue
-            at = self.drawn % self.capacity
-            n = min(len(chunk[0]), self.capacity - at)
-            for own, new in zip(self.parts, chunk, strict=True):
-                own[at : at + n] = torch.from_numpy(new[:n]).to(own.device)
-            self.drawn += n
-
-    def sample(self, n: int) -> list[torch.Tensor]:
-        while self.drawn < n:
-            time.sleep(0.02)
-        at = torch.randint(0, min(self.drawn, self.capacity), (n,), device=self.parts[0].device)
-        return [part[at] for part in self.parts]
+def lesson_pool(capacity: int, facts: int, device: str) -> LessonPool:
+    """Pictures, tokens, which of them are learnt, and facts."""
+    pictures, tokens = ((rows.SIDE, rows.SIDE, 3), torch.uint8), ((rows.ROW,), torch.int16)
+    return LessonPool(capacity, (pictures, tokens, ((rows.ROW,), torch.uint8), ((facts,), torch.int8)), device)
 
 
 def embedded(
@@ -205,7 +178,7 @@ def main() -> None:
     if args.compile:
         text = torch.compile(text, dynamic=False)
     log("front", sum(p.numel() for p in (*tower.parameters(), *projector.parameters())), "numbers on", device)
-    pool = Pool(args.pool if device == "cuda" else 2000, facts, device)
+    pool = lesson_pool(args.pool if device == "cuda" else 2000, facts, device)
     threading.Thread(target=pool.fill, args=(source,), daemon=True).start()
     own = [(n, p) for part in (tower, projector) for n, p in part.named_parameters()]
     is_matrix = [p.ndim == 2 and "embedding" not in n for n, p in own]
@@ -232,7 +205,7 @@ def main() -> None:
         if step in (50, 100, 200) or step % 250 == 0 or device == "cpu":
             rate = (step - 1) / max(time.time() - start, 1e-6)
             losses = f"loss {float(loss.detach()):.4f} facts {float(told.detach()):.4f} right {float(right):.4f}"
-            log(f"step {step} {losses} {rate:.2f} steps/s, {pool.drawn} pictures")
+            log(f"step {step} {losses} {rate:.2f} steps/s, {pool.made} pictures")
             front.save(model, args.out)
         if not middle and frac > 0.5:
             middle, before = True, time.time()
@@ -244,7 +217,7 @@ def main() -> None:
         one.terminate()
     front.save(model, args.out)
     report = {
-        "steps": step, "batch": args.batch, "seconds": round(time.time() - start, 1), "pictures_drawn": pool.drawn,
+        "steps": step, "batch": args.batch, "seconds": round(time.time() - start, 1), "pictures_drawn": pool.made,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__,
     }  # fmt: skip
     report["families"] = measure(model, args.per_family, device)
