@@ -9,7 +9,7 @@ import torch
 
 from app.kernels.float8 import widened
 from app.kernels.gemm import GatedRows, materialize
-from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
+from app.kernels.gemm.stored import BLOCK, StoredTiles
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.kernels.kernel_table import Candidate, KernelTable, Needs
 
@@ -58,10 +58,7 @@ class Fp8Weight(TiledWeight):
         most: float | None = None,
     ) -> Fp8Weight:
         """weight e4m3 [N, K], scale [N, 1]."""
-        size = weight.shape[1]
-        words = pack_words(weight.view(torch.uint8), "e4m3", BLOCK)
-        tiles = StoredTiles("e4m3", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
-        return cls(tiles, input_scale, most)
+        return cls(StoredTiles.of_bytes(weight, scale, "e4m3", BLOCK), input_scale, most)
 
     @classmethod
     def quantize(cls, weight: torch.Tensor) -> Fp8Weight:

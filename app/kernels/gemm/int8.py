@@ -10,7 +10,7 @@ import torch
 
 from app.kernels.gemm import GatedRows, materialize
 from app.kernels.gemm.fp8 import LEAST_SCALE
-from app.kernels.gemm.stored import BLOCK, StoredTiles, pack_words
+from app.kernels.gemm.stored import BLOCK, StoredTiles
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.kernels.kernel_table import FROM_HOPPER, Candidate, KernelTable, Needs
 
@@ -63,9 +63,7 @@ class Int8Weight(TiledWeight):
         input_zero: torch.Tensor | None = None,
     ) -> Int8Weight:
         """weight int8 [N, K], scale [N, 1]."""
-        size = weight.shape[1]
-        words = pack_words(weight.view(torch.uint8), "int8", BLOCK)
-        tiles = StoredTiles("int8", words, scale.float().t().contiguous(), None, None, size, BLOCK, max(size, BLOCK))
+        tiles = StoredTiles.of_bytes(weight, scale, "int8", BLOCK)
         sums = None if input_zero is None else weight.sum(1, dtype=torch.int32)
         return cls(tiles, input_scale, input_zero, sums)
 

@@ -116,6 +116,13 @@ class StoredTiles:
     group: int  # inputs that share a scale
     scale_rows: int = 1  # outputs that share a scale
 
+    @classmethod
+    def of_bytes(cls, weight: torch.Tensor, scale: torch.Tensor, form: Form, block: int) -> StoredTiles:
+        """weight of a type of one byte [N, K], scale [N, 1]."""
+        size = weight.shape[1]
+        words = pack_words(weight.view(torch.uint8), form, block)
+        return cls(form, words, scale.float().t().contiguous(), None, None, size, block, max(size, block))
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
