@@ -21,6 +21,31 @@ _PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "mpt": {"max_seq_len": "max_position_embeddings"},
 }
 
+# What older families call the sizes.
+OTHER_NAMES = {
+    "hidden_size": ("n_embd",),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
+    "max_position_embeddings": ("n_positions", "model_max_length"),
+}
+# What a family calls a size where the common name says something else.
+_DECODER_NAMES = {
+    **{"hidden_size": "d_model", "num_hidden_layers": "decoder_layers", "intermediate_size": "decoder_ffn_dim"},
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), "decoder_attention_heads"),
+}
+_T5_NAMES = {
+    **{"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "intermediate_size": "d_ff"},
+    "num_attention_heads": "num_heads",
+}
+OWN_NAMES = {
+    "longcat_flash": {"num_hidden_layers": "num_layers"},
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _DECODER_NAMES),
+    **dict.fromkeys(("t5", "mt5"), _T5_NAMES),
+    "whisper": {**_DECODER_NAMES, "max_position_embeddings": "max_target_positions"},
+}
+
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with other values; of an object, those of the names that are given."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from app.backends import MODEL_CONFIGS
 from app.checkpoints.built_in import ASSETS as ASSETS
 from app.checkpoints.built_in import BUILT_IN_MODELS, built_in_directory
-from app.checkpoints.config_names import overridden, with_common_names
+from app.checkpoints.config_names import OTHER_NAMES, OWN_NAMES, overridden
 from app.checkpoints.encoder_types import ENCODER_TYPES, WRITERS
 from app.checkpoints.fields.kinds import check, expect, token_ids, whole
 from app.checkpoints.gguf.description import describe
@@ -20,6 +19,7 @@ from app.checkpoints.hub import commit_of, fetch_description, fetch_weights, rep
 from app.checkpoints.json_file import read_object
 from app.checkpoints.known_models import sizes_hint
 from app.checkpoints.older_scheme import older_scheme
+from app.checkpoints.plain_config import plain_config
 from app.checkpoints.transformers_catalog import size_names
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError
@@ -28,15 +28,6 @@ GENERATION_FILE = "generation_config.json"
 # What a model may say about its own sampling, as vLLM reads it.
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Runner = Literal["generate", "pooling"]
-# What older families call the sizes.
-_OTHER_NAMES = {
-    "hidden_size": ("n_embd",),
-    "num_hidden_layers": ("n_layer",),
-    "num_attention_heads": ("n_head",),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
-    "max_position_embeddings": ("n_positions", "model_max_length"),
-}
 # Types without attention, of which config.json says neither heads nor a context.
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 _ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bounds
@@ -48,72 +39,8 @@ _GENERATING = (
     "ChatGLMModel",
     "MarianMTModel",
 )  # language models whose names end like those of models without a head
-# What a family calls a size where the common name says something else.
-_DECODER_NAMES = {
-    **{"hidden_size": "d_model", "num_hidden_layers": "decoder_layers", "intermediate_size": "decoder_ffn_dim"},
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), "decoder_attention_heads"),
-}
-_T5_NAMES = {
-    **{"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "intermediate_size": "d_ff"},
-    "num_attention_heads": "num_heads",
-}
-_OWN_NAMES = {
-    "longcat_flash": {"num_hidden_layers": "num_layers"},
-    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), _DECODER_NAMES),
-    **dict.fromkeys(("t5", "mt5"), _T5_NAMES),
-    "whisper": {**_DECODER_NAMES, "max_position_embeddings": "max_target_positions"},
-}
 _CACHES = {"longcat_flash": 2}  # of a layer; others have one
-
-# Where config.json may say null and mean something: no window, cap, chunks or shared experts. Elsewhere null is what is
-# left out.
-_MEANT_NULLS = (
-    *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "attention_chunk_size"),
-    "n_shared_experts",
-)
 _CHUNKED = ("llama4", "llama4_text")
-_NESTED = ("text_config", "rope_parameters", "rope_scaling")
-# Which a model may give layer by layer (Hunyuan): the same for all is one number, what differs is refused as none.
-_BY_LAYER = ("intermediate_size", "moe_topk", "moe_intermediate_size", "num_experts", "num_shared_expert")
-_PARTS = {
-    "dbrx": ("attn_config", "ffn_config"),
-    "mpt": ("attn_config",),
-}  # which hold numbers of the model, by model type
-
-# What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
-_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-    },
-    # LLaVA's and Pixtral's.
-    "llama": {
-        **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32},
-        "num_attention_heads": 32,
-    },
-    "mistral": {
-        **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
-        **{"num_attention_heads": 32, "num_key_value_heads": 8},
-    },
-    "clip_text_model": {
-        **{"vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12},
-        **{"num_attention_heads": 8, "max_position_embeddings": 77},
-    },
-    "siglip_text_model": {
-        **{"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
-        **{"num_attention_heads": 12, "max_position_embeddings": 64, "pad_token_id": 1},
-    },
-    "gemma4_text": {
-        "vocab_size": 262_144,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-    },
-}
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -189,7 +116,7 @@ class ModelInfo:
         file."""
         path = resolve_model(model, revision, download_dir)
         read = overridden(read_object(path / "config.json"), overrides)
-        config = _text_part(_without_nulls(with_common_names(_thinker(_translated(read)))))
+        config = plain_config(read)
         if _architecture(config) not in WRITERS or (path / "modules.json").is_file():
             config = _encoder_alone(config)
         return cls(path, config, read_object(path / GENERATION_FILE, optional=True))
@@ -365,8 +292,8 @@ class ModelInfo:
 
     def _find(self, name: str) -> Any:
         """A number under the name that the family gives it; None: there is none."""
-        own = _OWN_NAMES.get(str(self.hf_config.get("model_type")), {}).get(name, name)
-        values = (self.hf_config.get(one) for one in (own, *_OTHER_NAMES[name]))
+        own = OWN_NAMES.get(str(self.hf_config.get("model_type")), {}).get(name, name)
+        values = (self.hf_config.get(one) for one in (own, *OTHER_NAMES[name]))
         found = next((value for value in values if value is not None), None)
         return self.hf_config.get(self._size_names.get(name, name)) if found is None else found
 
@@ -389,57 +316,6 @@ def _encoder_alone(config: dict[str, Any]) -> dict[str, Any]:
     own = _architecture(config)
     named = {"architectures": [WRITERS[own]]} if own in WRITERS else {}
     return {name: value for name, value in config.items() if name != "num_decoder_layers"} | named
-
-
-def _translated(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a plugin's model type as the plugin translates it; any other as it is."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_CONFIGS:
-        return config
-    try:
-        translated = MODEL_CONFIGS.load(kind)(dict(config))
-    except (LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"config.json of model type {kind!r} is not usable: {reason}", param="model") from error
-    if not isinstance(translated, dict):
-        raise ConfigError(f"config.json of model type {kind!r}: {MODEL_CONFIGS.plugin(kind)} gives no object")
-    return translated
-
-
-def _thinker(config: dict[str, Any]) -> dict[str, Any]:
-    """The half of Qwen's models that listens and answers in text, under the name of the whole; any other as it is."""
-    half = config.get("thinker_config")
-    if not isinstance(half, Mapping):
-        return config
-    kind = half.get("model_type") or f"{config.get('model_type')}_thinker"
-    others = {name: value for name, value in config.items() if not name.endswith("_config")}
-    return {**others, **half, "architectures": config.get("architectures"), "model_type": kind}
-
-
-def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, Any]:
-    """`config` less what it says null of, as if it had been left out."""
-    kept = {name: value for name, value in config.items() if value is not None or name in _MEANT_NULLS}
-    for name, value in kept.items():
-        if isinstance(value, dict) and (nested or name in _NESTED):
-            kept[name] = _without_nulls(value, nested=name != "text_config")
-    return kept
-
-
-def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model of a model that also sees, under its own architecture's name; any other as it is."""
-    for name in _BY_LAYER:
-        if isinstance(config.get(name), list) and len({*map(str, config[name])}) == 1:
-            config = {**config, name: config[name][0]}
-    for part in _PARTS.get(str(config.get("model_type")), ()):
-        if not isinstance(config.get(part) or {}, Mapping):
-            raise CheckpointError(f"config.json: {part} is {config[part]!r:.80}, not an object", param="model")
-        config = {**(config.get(part) or {}), part: {}, **config}
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        return config
-    kind = str(text.get("model_type"))
-    outer = {name: config[name] for name in config if name != "text_config"}
-    return {**_TEXT_DEFAULTS.get(kind, {}), **text, **outer, "text_model_type": kind}
 
 
 def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:
