@@ -19,7 +19,6 @@ from app.api.http.errors import validation_error
 from app.api.http.work_pool import DECODE_S_PER_TOKEN, TOKENISE_S_PER_CHAR, RequestWork
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError, UnsupportedError
-from app.records.media import MediaAsk
 from app.records.request import ANYWHERE, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from app.text.prompt_size import TextRoom
@@ -35,11 +34,11 @@ _TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids")
 @dataclass(slots=True, frozen=True)
 class Prompt:
     """One prompt, tokenised. `text` is what the client wrote or the template rendered; None for token-id prompts.
-    `asks` are what its pictures are, where it shows any."""
+    `asks` is what it brings for single features: records of what its pictures are, where it shows any."""
 
     token_ids: list[int]
     text: str | None = None
-    asks: tuple[MediaAsk, ...] = ()
+    asks: tuple[object, ...] = ()
 
 
 class Serving(Protocol[ModelT_co]):
