@@ -86,7 +86,8 @@ class AsyncEngine:
         Raises InvalidRequestError or PromptTooLongError (nothing was accepted), EngineDeadError when there is no
         engine to run it.
         """
-        prepared = [self._core.prepare(part) for part in parts_of(request)]
+        parts = parts_of(request) if request.asks else [request]  # without records it is no bundle
+        prepared = list(map(self._core.prepare, parts))
         with self._condition:
             self._check_open()
             if request.request_id in self._live:
