@@ -4,7 +4,8 @@
 
 Static counts come from the syntax trees of `app/`. The calls are those of one streamed chat over an engine in this
 process, seen by `sys.setprofile` on every thread, from the HTTP application to the first call of a kernel. The CPU time
-is that of the same chat, all of it, over an engine that costs nothing: compare two revisions in turns, on one machine.
+is that of the same chat, all of it, over an engine that costs nothing, and of a further token (text and event): of one
+that waits with others, and of one that comes alone. Compare two revisions in turns, on one machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CARRIED = {
     *("new_token_ids", "sampled_token_ids", "finish_reason", "stop_reason", "logprobs", "prompt_logprobs"),
 }
 THREE = 3
-ROUNDS, CHATS = 7, 150  # of measuring: the least of so many rounds
+ROUNDS, CHATS = 21, 20  # of measuring: the least of so many rounds
+MANY = 200  # tokens of a chat that tells what one costs
 FIELDS = ("priority", "cache_salt", "cache_root", "stop_reason", "num_cached_tokens")
 
 
@@ -153,23 +155,28 @@ class FreeEngine:
         from app.config.model import ModelConfig
 
         self.models = {"tiny-chat": load_served_model(ModelConfig(name="tiny-chat"))}
+        self.num_tokens, self.comes_alone = 2, False
 
     async def generate(self, model: str, request: Any, route: Any = None) -> AsyncIterator[Any]:
         """See EngineClient.generate."""
         from app.records.outputs import EngineOutput
 
-        yield EngineOutput(request.request_id, [5])
+        for number in range(self.num_tokens - 1):
+            yield EngineOutput(request.request_id, [300 + number])
+            if self.comes_alone:
+                await asyncio.sleep(0)
         yield EngineOutput(request.request_id, [6], "length")
 
 
-async def cost_us() -> float:
+async def cost_us(num_tokens: int = 2, comes_alone: bool = False) -> float:
     """Microseconds of CPU for one streamed chat without its engine, client and server."""
     from app.api.server.app import create_app
     from app.config.limits import RequestLimits
 
     engine: Any = FreeEngine()
+    engine.num_tokens, engine.comes_alone = num_tokens, comes_alone
     app = create_app(engine, RequestLimits())
-    asked = {"model": "tiny-chat", "stream": True, "max_tokens": 2, "temperature": 0, "seed": 1}
+    asked = {"model": "tiny-chat", "stream": True, "max_tokens": num_tokens, "temperature": 0, "seed": 1}
     raw = json.dumps({**asked, "messages": [{"role": "user", "content": "Who are you?"}]}).encode()
     headers = [(b"host", b"manta"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))]
 
@@ -193,6 +200,11 @@ async def cost_us() -> float:
             await chat()
         rounds.append((time.process_time() - begin) / CHATS)
     return min(rounds) * 1e6
+
+
+async def token_us(comes_alone: bool) -> float:
+    """Microseconds of CPU for a further token of a chat."""
+    return (await cost_us(2 + MANY, comes_alone) - await cost_us(2, comes_alone)) / MANY
 
 
 def _profile_engine(client: Any, recorder: Recorder) -> None:
@@ -221,12 +233,14 @@ def main() -> None:
     options = parser.parse_args()
     known = {name: files_that_know(name) for name in FIELDS}
     path, chat_us = asyncio.run(traced_chat()), asyncio.run(cost_us())
-    counts = {"carriers": carriers(), "files": known, "chat": asdict(path), "chat_us": chat_us}
+    token = {"waits": asyncio.run(token_us(comes_alone=False)), "alone": asyncio.run(token_us(comes_alone=True))}
+    counts = {"carriers": carriers(), "files": known, "chat": asdict(path), "chat_us": chat_us, "token_us": token}
     print(f"classes that carry a request   {len(counts['carriers']):4}  {', '.join(counts['carriers'])}")
     for name, files in known.items():
         print(f"files that know {name:18} {len(files):2}  {', '.join(files)}")
     print(f"calls to the first kernel      {path.calls:4}  {path.crossing_files} into another file, {path.files} files")
     print(f"CPU of a chat, no engine     {chat_us:6.0f}  us")
+    print(f"CPU of a token with others   {token['waits']:6.1f}  us; that comes alone: {token['alone']:.1f} us")
     for name, count in path.repeated.items():
         print(f"{'':30} {count:4}  {name}")
     if options.json:

@@ -86,4 +86,4 @@ def test_an_operation_that_looks_at_its_place_is_seen(monkeypatch: pytest.Monkey
     """Without the option steps are full of them."""
     with watched(monkeypatch) as watch:
         Driver(str(EXACT_MODELS["gemma2"]()), max_model_len=64).run([Run([5, 6, 7], greedy(2))])
-    assert {name.partition(" ")[0] for name in watch.refused} >= {"linear", "gelu", "tanh", "rms_norm"}
+    assert {name.partition(" ")[0] for name in watch.refused} >= {"linear", "gelu", "tanh"}
