@@ -34,7 +34,7 @@ def config_json(header: GgufHeader, architecture: Architecture, tables: Tables) 
     keys = Keys(header.metadata, architecture.zeros_are_none)
     sizes = {**_SIZES, **(_HEADS if architecture.attends else {}), **architecture.sizes}
     numbers = {**_OPTIONAL_NUMBERS, **architecture.numbers}
-    config: dict[str, Any] = {name: keys.must(key, keys.size(key)) for name, key in sizes.items()}
+    config: dict[str, Any] = {name: keys.needed(key) for name, key in sizes.items()}
     config["num_hidden_layers"] = keys.num_layers()
     config["rms_norm_eps"] = keys.must(_NORM, keys.number(_NORM))
     config |= dict(architecture.config)

@@ -43,8 +43,8 @@ _OF_VALUES |= {"A_log": 0, "dt_bias": 0, "conv1d.weight": 2}
 
 
 def _derived(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    heads = keys.must("ssm.time_step_rank", keys.size("ssm.time_step_rank"))
-    inner = keys.must("ssm.inner_size", keys.size("ssm.inner_size"))
+    heads = keys.needed("ssm.time_step_rank")
+    inner = keys.needed("ssm.inner_size")
     if inner % heads:
         raise CheckpointError(f"GGUF: ssm.inner_size is {inner}, no {heads} heads", param="model")
     interval = keys.size("full_attention_interval")

@@ -101,12 +101,12 @@ def _glm4(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 
 def latent_sizes(keys: Keys) -> dict[str, Any]:
     """Those of latent attention, whose key and value sizes are the latent's in files that split `kv_b_proj`."""
-    rope = keys.must("rope.dimension_count", keys.size("rope.dimension_count"))
+    rope = keys.needed("rope.dimension_count")
     key = keys.size("attention.key_length_mla") or keys.size("attention.key_length")
     value = keys.size("attention.value_length_mla") or keys.size("attention.value_length")
     return {
         "q_lora_rank": keys.size("attention.q_lora_rank"),
-        "kv_lora_rank": keys.must("attention.kv_lora_rank", keys.size("attention.kv_lora_rank")),
+        "kv_lora_rank": keys.needed("attention.kv_lora_rank"),
         "qk_nope_head_dim": keys.must("attention.key_length", key) - rope,
         "qk_rope_head_dim": rope,
         "v_head_dim": keys.must("attention.value_length", value),

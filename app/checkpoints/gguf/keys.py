@@ -28,6 +28,10 @@ class Keys:
             raise self._refuse(key, value, "a size")
         return value  # type: ignore[no-any-return]
 
+    def needed(self, key: str) -> int:
+        """A size that must be there, and be above 0."""
+        return self.must(key, self.size(key))
+
     def number(self, key: str) -> float | None:
         """A finite number of at least 0; None: there is none."""
         value = self._value(key)
@@ -53,7 +57,7 @@ class Keys:
 
     def num_layers(self) -> int:
         """Layers of the model, less those behind them that only predict further tokens."""
-        count, further = self.must("block_count", self.size("block_count")), self.size("nextn_predict_layers") or 0
+        count, further = self.needed("block_count"), self.size("nextn_predict_layers") or 0
         if further >= count:
             raise CheckpointError(f"GGUF: nextn_predict_layers is {further} of {count} layers", param="model")
         return count - further

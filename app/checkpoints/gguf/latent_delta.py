@@ -36,9 +36,9 @@ def _derived(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
         "norm_topk_prob": True if renormalizes is None else renormalizes,
         "linear_attn_config": {
             "full_attn_layers": [index for index, count in enumerate(heads, 1) if count],
-            "head_dim": keys.must("kda.head_dim", keys.size("kda.head_dim")),
-            "num_heads": keys.must("attention.head_count", keys.size("attention.head_count")),
-            "short_conv_kernel_size": keys.must("ssm.conv_kernel", keys.size("ssm.conv_kernel")),
+            "head_dim": keys.needed("kda.head_dim"),
+            "num_heads": keys.needed("attention.head_count"),
+            "short_conv_kernel_size": keys.needed("ssm.conv_kernel"),
         },
     }
 

@@ -30,8 +30,8 @@ def _mamba(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
 
 
 def _jamba(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
-    hidden = keys.must("embedding_length", keys.size("embedding_length"))
-    inner = keys.must("ssm.inner_size", keys.size("ssm.inner_size"))
+    hidden = keys.needed("embedding_length")
+    inner = keys.needed("ssm.inner_size")
     if inner % hidden:
         raise CheckpointError(f"GGUF: ssm.inner_size is {inner}, no multiple of {hidden}", param="model")
     attend = [bool(heads) for heads in keys.of_layers("attention.head_count_kv")]

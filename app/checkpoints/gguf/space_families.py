@@ -50,8 +50,8 @@ class SpaceNames:
 
     def derived(self, keys: Keys, header: GgufHeader) -> dict[str, Any]:
         """The rest of the shape. CheckpointError: channels are no heads."""
-        heads = keys.must("ssm.time_step_rank", keys.size("ssm.time_step_rank"))
-        inner = keys.must("ssm.inner_size", keys.size("ssm.inner_size"))
+        heads = keys.needed("ssm.time_step_rank")
+        inner = keys.needed("ssm.inner_size")
         if inner % heads:
             raise CheckpointError(f"GGUF: ssm.inner_size is {inner}, no {heads} heads", param="model")
         return {
@@ -126,15 +126,15 @@ def _granite(keys: Keys, header: GgufHeader) -> Mapping[str, Any]:
     """Bamba's files have this name, too, without scales and experts."""
     width, scale = keys.size("expert_shared_feed_forward_length"), keys.number("attention.scale")
     width = keys.size("feed_forward_length") if width is None and not keys.size("expert_count") else width
-    heads = keys.must("attention.head_count", keys.size("attention.head_count"))
-    own = keys.size("attention.key_length") or keys.must("embedding_length", keys.size("embedding_length")) // heads
+    heads = keys.needed("attention.head_count")
+    own = keys.size("attention.key_length") or keys.needed("embedding_length") // heads
     return {
         **_BAMBA.derived(keys, header),
         "layer_types": ["attention" if head else "mamba" for head in keys.of_layers("attention.head_count_kv")],
         "num_local_experts": keys.size("expert_count") or 0,
         "num_experts_per_tok": keys.size("expert_used_count") or 0,
         "shared_intermediate_size": width or 0,
-        "attention_multiplier": own**-0.5 if scale is None else scale,
+        "attention_multiplier": max(own, 1) ** -0.5 if scale is None else scale,
         "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned") else "nope",
     }
 

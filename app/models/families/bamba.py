@@ -15,7 +15,7 @@ from app.models.decoder import CausalLM
 from app.models.decoder_settings import DecoderSettings
 from app.models.mixers import FULL, LINEAR, ByKind, mamba2_mixer, mamba2_settings, mamba2_tensors
 
-_NAMES: list[Rule] = [
+BAMBA_NAMES: list[Rule] = [
     (r"\.mamba\.", ".self_attn."),
     (r"\.feed_forward\.", ".mlp."),
     (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
@@ -55,4 +55,4 @@ class BambaForCausalLM(CausalLM):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of Mamba's projection."""
-        return mamba2_tensors(self.mamba, renamed(name, _NAMES), tensor)
+        return mamba2_tensors(self.mamba, renamed(name, BAMBA_NAMES), tensor)

@@ -18,15 +18,10 @@ from app.layers.mamba import Mamba, MambaSettings
 from app.models.blocks import Blocks, LayerPlace, grouped_query_attention
 from app.models.decoder import CausalLM
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
+from app.models.families.bamba import BAMBA_NAMES
 from app.models.mixers import FULL, LINEAR, ByKind, mamba_tensors
 
-_NAMES: list[Rule] = [
-    (r"\.mamba\.", ".self_attn."),
-    (r"\.feed_forward\.router\.", ".mlp.gate."),
-    (r"\.feed_forward\.", ".mlp."),
-    (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-    (r"\.final_layernorm\.", ".norm."),
-]
+_NAMES: list[Rule] = [(r"\.feed_forward\.router\.", ".mlp.gate."), *BAMBA_NAMES]
 
 
 def _channels(info: ModelInfo) -> int:

@@ -20,7 +20,7 @@ from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.models.mixers import checked, dt_limit, mamba2_mixer, mamba2_tensors, mamba_tensors
 
-_NAMES: list[Rule] = [
+BACKBONE_NAMES: list[Rule] = [
     (r"^backbone\.", "model."),
     (r"^model\.embeddings\.", "model.embed_tokens."),
     (r"^model\.embedding\.", "model.embed_tokens."),  # as first published
@@ -67,7 +67,7 @@ class MambaForCausalLM(CausalLM):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of the projection."""
-        return mamba_tensors(self.channels, renamed(name, _NAMES), tensor)
+        return mamba_tensors(self.channels, renamed(name, BACKBONE_NAMES), tensor)
 
 
 class FalconMambaForCausalLM(MambaForCausalLM):
@@ -115,4 +115,4 @@ class Mamba2ForCausalLM(CausalLM):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of the projection."""
-        return mamba2_tensors(self.mamba, renamed(name, _NAMES), tensor)
+        return mamba2_tensors(self.mamba, renamed(name, BACKBONE_NAMES), tensor)

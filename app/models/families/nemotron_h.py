@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.names import Rule, renamed
+from app.checkpoints.tensors.names import renamed
 from app.errors import UnsupportedError
 from app.kernels.moe import GLU
 from app.layers.context import BuildContext
@@ -20,17 +20,12 @@ from app.models.decoder import CausalLM
 from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
 from app.models.families.deepseek import sigmoid_experts
+from app.models.families.mamba import BACKBONE_NAMES
 from app.models.mixers import FULL, LINEAR, ByKind, Mixer, checked, kinds_of, mamba2_mixer, mamba2_tensors
 
 _MLP, _MOE = "mlp", "moe"
 _MARKS = {"M": LINEAR, "*": FULL, "-": _MLP, "E": _MOE}
 _EXPERTS = {"n_routed_experts": 8, "moe_intermediate_size": 7688, "num_experts_per_tok": 2, "norm_topk_prob": True}
-_NAMES: list[Rule] = [
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
-    (r"(layers\.\d+)\.norm\.", r"\1.input_layernorm."),
-]
 
 
 def _mamba(info: ModelInfo) -> Mamba2Settings:
@@ -128,4 +123,4 @@ class NemotronHForCausalLM(CausalLM):
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, and the parts of Mamba's projection."""
-        return [] if name.startswith("mtp.") else mamba2_tensors(self.mamba, renamed(name, _NAMES), tensor)
+        return [] if name.startswith("mtp.") else mamba2_tensors(self.mamba, renamed(name, BACKBONE_NAMES), tensor)

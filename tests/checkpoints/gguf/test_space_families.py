@@ -75,3 +75,10 @@ def test_groups_that_a_projection_does_not_have_are_named(tmp_path: Path) -> Non
     write(tmp_path / "model.gguf", metadata={"{arch}.ssm.group_count": 4})
     with pytest.raises(CheckpointError, match=r"in_proj\.weight in .* has shape \[328, 2, 34\]"):
         logits_of(tmp_path / "model.gguf")
+
+
+def test_more_heads_than_the_hidden_size_are_named(tmp_path: Path) -> None:
+    metadata = dict.fromkeys(("{arch}.attention.key_length", "{arch}.attention.value_length", "{arch}.attention.scale"))
+    write(tmp_path / "model.gguf", "bamba", {**metadata, "{arch}.attention.head_count": 128})
+    with pytest.raises(CheckpointError, match=r"attention\.head_count is more than embedding_length"):
+        describe(tmp_path / "model.gguf")
