@@ -1,8 +1,8 @@
 """Parts the suite by the seconds that each test took when they were last measured (`tests/seconds.json`).
 
-`make test` runs the short part: tests of at most `LONGEST_S`, and of each file at least the quickest; of the Makefile's
-two suites of processes, where each file starts servers of its own, one file of each folder, and of the files that a
-suite names one by one also one: that with the quickest.
+`make test` runs the short part: tests of at most `LONGEST_S`, and of each file the quickest, where that takes at most
+`QUICKEST_S`; of the Makefile's two suites of processes, where each file starts servers of its own, one file of each
+folder, and of the files that a suite names one by one also one: that with the quickest.
 `make test-full` runs the rest, but for what is left of a grid (the variants of one test function) once those that a
 seed chose have taken `GRID_S`: that is for `make acceptance`. A test without a measurement is quick. `pytest --seconds
 FILE` measures: the file keeps what took at least `NOTED_S`, as the others need no line. A fixture's seconds do not
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = Path(__file__).parent / "seconds.json"
 LONGEST_S = 0.1
+QUICKEST_S = 0.9
 NOTED_S = 0.2
 GRID_S = 4.0
 FEWEST = 2  # variants of a grid that run, however long they take
@@ -63,7 +64,10 @@ def short_part(names: Collection[str], seconds: Mapping[str, float], suites: Ite
             quickest[place] = name
     files = {_file(name) for name in quickest.values()}
     quick = {name for name in names if seconds.get(name, 0.0) <= LONGEST_S and _file(name) in files}
-    return quick | set(quickest.values())
+    of_processes = set(places.values())
+    return quick | {
+        name for place, name in quickest.items() if place in of_processes or seconds.get(name, 0.0) <= QUICKEST_S
+    }
 
 
 def left_of_grids(names: Iterable[str], seconds: Mapping[str, float], seed: int) -> set[str]:
