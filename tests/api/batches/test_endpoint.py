@@ -248,7 +248,7 @@ def test_another_ingress_takes_over(
     client: Any, make_client: Any, served_model: Any, http_to: Any, wait_for: Wait
 ) -> None:
     """A batch whose ingress died after two of four lines: the other two are sent, and only they."""
-    config = IngressConfig(lease_s=0.5)
+    config = IngressConfig(lease_s=limits.scaled_s(0.5))
     stores = local_stores(config)
 
     async def left_behind() -> str:
@@ -281,7 +281,7 @@ def test_another_ingress_takes_over(
 def test_a_cancel_at_another_ingress_and_bounds(
     client: Any, make_client: Any, served_model: Any, http_to: Any, wait_for: Wait
 ) -> None:
-    config = IngressConfig(lease_s=0.5, max_tenant_batches=1)
+    config = IngressConfig(lease_s=limits.scaled_s(0.5), max_tenant_batches=1)
     stores = local_stores(config)
     one = http_to(create_app(client, RequestLimits(), config, None, stores))
     two = http_to(create_app(make_client(served_model), RequestLimits(), config, None, stores))

@@ -22,7 +22,7 @@ from app.api.store.tenant_store import TenantStore
 from app.config.ingress import IngressConfig
 from app.errors import EngineDeadError
 from tests.api.store.shaky import Fate, shaky_stores
-from tests.limits import run, until
+from tests.limits import run, scaled_s, until
 
 REQUEST = IdempotentRequest("tenant", "key", "fingerprint")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
@@ -39,7 +39,7 @@ def answers(store: TenantStore, lease_s: float = 8.0) -> AnswerStore:
 def test_one_who_follows_is_not_given_the_bytes_of_another_run() -> None:
     async def scene() -> None:
         store = local_stores(IngressConfig())("answers")
-        kept = await answers(store, lease_s=0.3).begin(REQUEST, None)
+        kept = await answers(store, lease_s=scaled_s(0.3)).begin(REQUEST, None)
         answer = RunningAnswer()
         await answer.add(START)
         await answer.add(part(b"The quick "))

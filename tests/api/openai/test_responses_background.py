@@ -124,7 +124,7 @@ def test_one_that_is_deleted_or_fails_ends(sdk: openai.OpenAI, say: None, client
 def test_two_ingress_replicas_and_bounds(
     client: Any, served_model: Any, make_client: Any, http_to: Any, say: None, wait_for: Wait
 ) -> None:
-    config = IngressConfig(max_background_responses=3, max_tenant_background_responses=2, lease_s=1.0)
+    config = IngressConfig(max_background_responses=3, max_tenant_background_responses=2, lease_s=limits.scaled_s(1.0))
     stores = local_stores(config)
     one = http_to(create_app(client, RequestLimits(), config, None, stores))
     two = http_to(create_app(make_client(served_model), RequestLimits(), config, None, stores))
@@ -198,7 +198,7 @@ def test_a_call_of_the_store_that_fails_costs_nothing(
 ) -> None:
     """Neither a heartbeat nor an event nor the end, done or not, ends or doubles anything."""
     fails = Nth(2, fate, lambda kind, called: "done" if called == method else "")
-    config = IngressConfig(lease_s=0.2)
+    config = IngressConfig(lease_s=limits.scaled_s(0.5))
     http = http_to(create_app(client, RequestLimits(), config, None, shaky_stores(config, fails)))
     client.gate, client.gate_after = asyncio.Event(), 3
     response_id = http.post("/v1/responses", json={"input": "hi", "background": True}).json()["id"]
