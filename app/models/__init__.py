@@ -203,6 +203,10 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "NewModel": "app.models.families.gte:NewModel",  # GTE, as published
         "GteModel": "app.models.families.gte:NewModel",
         "NewForSequenceClassification": "app.models.families.gte:NewForSequenceClassification",
+        # What users of vLLM override `architectures` with.
+        "GteNewModel": "app.models.families.gte:NewModel",
+        "GteNewForSequenceClassification": "app.models.families.gte:NewForSequenceClassification",
+        "BgeM3EmbeddingModel": "app.models.families.xlm_roberta:RobertaModel",
         "JinaEmbeddingsV3Model": "app.models.families.nomic_bert:JinaEmbeddingsV3Model",
         "CLIPModel": "app.models.multimodal.two_towers:TwoTowers",
         "SiglipModel": "app.models.multimodal.two_towers:TwoTowers",

@@ -12,7 +12,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, UnsupportedError
 from app.layers.experts.settings import ExpertSettings
-from app.models import MODELS
+from app.models import MODELS, POOLING_MODELS
 from app.models.decoder_settings import readable
 from app.models.model_check import check_model
 from app.worker import placement
@@ -181,3 +181,20 @@ def test_parts_and_stretches_that_are_none_are_named(tmp_path: Path) -> None:
         checked(tmp_path, {**DBRX, "attn_config": 3})
     with pytest.raises(CheckpointError, match=r"rope_scaling\.alpha is \[1\], not a number"):
         checked(tmp_path, {**A13B, "rope_scaling": {**A13B["rope_scaling"], "alpha": [1]}})
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "kind"),
+    [
+        ("GteNewModel", "NewModel", "new"),
+        ("GteNewForSequenceClassification", "NewForSequenceClassification", "new"),
+        ("BgeM3EmbeddingModel", "XLMRobertaModel", "xlm-roberta"),
+    ],
+)
+def test_names_that_users_of_vllm_override_with(name: str, same: str, kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 112}
+    own = {"architectures": [same], "model_type": kind, "vocab_size": 300, "max_position_embeddings": 130}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **own}))
+    info = check_model(EngineConfig(model=str(tmp_path), hf_overrides={"architectures": [name]}))
+    assert POOLING_MODELS.load(info.architecture) is POOLING_MODELS.load(same)
+    assert info.runner("auto") == "pooling"
