@@ -1,5 +1,6 @@
 // Pictures that go with the next message: chosen, dropped or pasted; shown small until they are sent.
 
+import { Attachments, read } from "./attachments.js";
 import { element } from "./markdown.js";
 
 const MAX_BYTES = 20 * 1024 * 1024; // the server's own limit, unless it is told otherwise
@@ -16,20 +17,10 @@ export function pictureNode(url) {
   return made;
 }
 
-function read(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.addEventListener("load", () => resolve(reader.result));
-    reader.addEventListener("error", () => reject(reader.error));
-    reader.readAsDataURL(file);
-  });
-}
-
-export class Pictures {
+export class Pictures extends Attachments {
   constructor(row, onProblem) {
-    this.row = row;
+    super(row);
     this.onProblem = onProblem;
-    this.urls = [];
   }
 
   async add(files) {
@@ -41,28 +32,8 @@ export class Pictures {
     this.draw();
   }
 
-  take() {
-    const taken = this.urls;
-    this.urls = [];
-    this.draw();
-    return taken;
-  }
-
-  draw() {
-    this.row.hidden = !this.urls.length;
-    this.row.replaceChildren(...this.urls.map((url, i) => this.entry(url, i)));
-  }
-
   entry(url, i) {
-    const made = element("button", pictureNode(url));
-    made.type = "button";
-    made.className = "quiet";
-    made.setAttribute("aria-label", `Remove picture ${i + 1}`);
-    made.addEventListener("click", () => {
-      this.urls.splice(i, 1);
-      this.draw();
-    });
-    return made;
+    return this.remover("picture", i, pictureNode(url));
   }
 }
 

@@ -28,7 +28,8 @@ PAGES = {"/": "chat.html", "/status": "status.html", "/docs": "api.html"}
 SWAGGER_PAGE = "api.html"
 ASSETS = (
     *("style.css", "icon.svg", "theme.js", "key.js"),
-    *("chat.js", "answer.js", "stream.js", "view.js", "pictures.js", "sounds.js", "markdown.js"),
+    *("chat.js", "answer.js", "stream.js", "view.js", "markdown.js"),
+    *("attachments.js", "pictures.js", "sounds.js"),
     *("vendor/markdown-it.js", "status.js", "metrics.js", "api.js"),
 )
 SWAGGER = ("vendor/swagger-ui.js", "vendor/swagger-ui.css")

@@ -1,5 +1,6 @@
 // A sound that was recorded: sent with the next message where the model hears, else written down for the prompt.
 
+import { Attachments, read } from "./attachments.js";
 import { element } from "./markdown.js";
 import { transcribe } from "./stream.js";
 
@@ -24,19 +25,11 @@ export function soundNode(url) {
   return made;
 }
 
-function read(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.addEventListener("load", () => resolve(reader.result));
-    reader.addEventListener("error", () => reject(reader.error));
-    reader.readAsDataURL(blob);
-  });
-}
-
-export class Sounds {
+export class Sounds extends Attachments {
   // `onText` gets what was said, where it was written down.
   constructor(button, row, { onProblem, onText }) {
-    Object.assign(this, { button, row, onProblem, onText, urls: [], recorder: null, models: [] });
+    super(row);
+    Object.assign(this, { button, onProblem, onText, recorder: null, models: [] });
     button.addEventListener("click", () => (this.recorder ? this.recorder.stop() : this.record()));
   }
 
@@ -102,27 +95,7 @@ export class Sounds {
     this.show();
   }
 
-  take() {
-    const taken = this.urls;
-    this.urls = [];
-    this.draw();
-    return taken;
-  }
-
-  draw() {
-    this.row.hidden = !this.urls.length;
-    this.row.replaceChildren(...this.urls.flatMap((url, i) => [soundNode(url), this.remover(i)]));
-  }
-
-  remover(i) {
-    const made = element("button", "Remove");
-    made.type = "button";
-    made.className = "quiet";
-    made.setAttribute("aria-label", `Remove sound ${i + 1}`);
-    made.addEventListener("click", () => {
-      this.urls.splice(i, 1);
-      this.draw();
-    });
-    return made;
+  entry(url, i) {
+    return [soundNode(url), this.remover("sound", i, "Remove")];
   }
 }
