@@ -14,7 +14,7 @@ from app.limited_process import TOO_BUSY, LimitedProcess
 # Nothing of ours is in the environment of a process that reads what strangers send; its threads would count as memory.
 # glibc keeps so much of what was freed: what a picture of 1,024 x 1,024 takes is not given back and faulted in again
 # for the next one, which costs more than to decode it.
-_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TOP_PAD_": str(24 << 20)}
+_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TOP_PAD_": str(12 << 20)}
 ENVIRONMENT = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **_KEPT}
 
 
