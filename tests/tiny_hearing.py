@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from app.records.media import MediaAsk, MediaItem
+from tests.tiny_gemma3n import GEMMA3N, Gemma3nJudge
 from tests.tiny_media import IMAGE, MEAN, MODELS, QWEN3_EYES, QWEN3_TEXT, QWEN25_EYES, SECTIONS, STD, TEXT
 from tests.tiny_models import _root
 
@@ -93,6 +94,15 @@ def _gemma4_layout(frames: int) -> Sized:
     return (MELS, frames), (1, 1, frames), ((frames + 1) // 2 + 1) // 2
 
 
+def _gemma3n(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    features, mask = _padded(items)
+    return {"input_features": features.transpose(1, 2).contiguous(), "input_features_mask": mask.bool()}
+
+
+def _gemma3n_layout(frames: int) -> Sized:
+    return (MELS, frames), (1, 1, frames), GEMMA3N["audio_soft_tokens_per_image"]
+
+
 def _phi4(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
     (item,) = items
     sizes = torch.tensor([item.length])
@@ -147,6 +157,7 @@ PHI4_EARS = {
     **{"bias_max_distance": 6, "audio_token_id": SOUND},
 }
 HEARING: dict[str, Hearing] = {
+    "gemma3n": Hearing(Gemma3nJudge, "gemma3n", GEMMA3N, _gemma3n_layout, _gemma3n, (40, 3, 57, 101)),
     "phi4": Hearing(
         Phi4MultimodalForCausalLM,
         "phi4_multimodal",

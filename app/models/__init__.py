@@ -57,7 +57,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Gemma3ForCausalLM": "app.models.families.gemma3:Gemma3ForCausalLM",
         "Gemma3ForConditionalGeneration": "app.models.multimodal.gemma3:Gemma3ForConditionalGeneration",
         "Gemma3nForCausalLM": "app.models.families.gemma3n:Gemma3nForCausalLM",
-        "Gemma3nForConditionalGeneration": "app.models.families.gemma3n:Gemma3nForCausalLM",  # text only
+        "Gemma3nForConditionalGeneration": "app.models.multimodal.gemma3n:Gemma3nForConditionalGeneration",
         "Gemma4ForCausalLM": "app.models.families.gemma4:Gemma4ForCausalLM",
         "Gemma4ForConditionalGeneration": "app.models.multimodal.gemma4:Gemma4ForConditionalGeneration",
         "GemmaForCausalLM": "app.models.families.gemma:GemmaForCausalLM",

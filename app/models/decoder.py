@@ -44,6 +44,8 @@ class Decoder(Layer):
         own = ctx.stage_layers if ctx.stage_layers is not None else range(s.num_layers)
         self.offload: LayerOffload | None = None  # the loader's, where weights of some layers stay in host memory
         self._build_ends(ctx, s, blocks)
+        # (ids [T], embeddings [T, C]) -> the same, with those of tokens that are not in the table; None: all are.
+        self.other_tokens: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         # In the model's type, as the embedding that it multiplies.
         self.embedding_scale = float(torch.tensor(s.embedding_scale, dtype=ctx.dtype, device="cpu"))
         self.position_offset = s.position_offset
@@ -108,6 +110,8 @@ class Decoder(Layer):
         x: torch.Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
+        if self.other_tokens is not None:
+            x = self.other_tokens(input_ids, x)
         x = Shown.of(ctx).put(x)
         if self.project_in is not None:
             x = self.project_in(x)

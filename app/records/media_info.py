@@ -27,6 +27,7 @@ PROCESSORS = {
     "kimi_k25": "kimi",
     "kimi_vl": "kimi",
     "gemma3": "gemma3",
+    "gemma3n": "gemma3n",
     "gemma4": "gemma4",
     "llama4": "llama4",
     "lighton_ocr": "lighton_ocr",
@@ -50,6 +51,7 @@ VIDEO_PROCESSORS = {
 SOUND_PROCESSORS = {
     "qwen2_audio": "qwen2_audio",
     "voxtral": "voxtral",
+    "gemma3n": "gemma3n",
     "gemma4": "gemma4",
     "phi4_multimodal": "phi4",
     "qwen2_5_omni_thinker": "qwen2_5_omni",
@@ -59,14 +61,15 @@ SOUND_PROCESSORS = {
 _AUDIO_FIELDS, _VIDEO_FIELDS = ("audio_token_id", "audio_token_index"), ("video_token_id", "video_token_index")
 _DEFAULT_AUDIO_IDS = {
     **dict.fromkeys(("qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_646),
-    **{"voxtral": 24, "gemma4": 258_881, "phi4_multimodal": 200_011},
+    **{"voxtral": 24, "gemma3n": 262_273, "gemma4": 258_881, "phi4_multimodal": 200_011},
     **dict.fromkeys(("qwen3_asr", "qwen3_asr_thinker"), 151_676),
 }
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _DEFAULT_IDS = {
-    **{"gemma3": 262_144, "gemma4": 258_880, "llava": 32_000, "llava_onevision": 151_646, "mistral3": 10},
+    **{"gemma3": 262_144, "gemma3n": 262_145, "gemma4": 258_880, "mistral3": 10},
+    **{"llava": 32_000, "llava_onevision": 151_646},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_655),
     **{"glm4v": 151_343, "glm4v_moe": 151_363},

@@ -29,7 +29,7 @@ VISION_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), several(_LAYER, 1 << 10)),
     **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), number(above=0, most=1)),
     **dict.fromkeys(("rope_theta", "tokens_per_second", "mlp_ratio"), number(above=0, most=1e9)),
-    **dict.fromkeys(("hidden_act", "hidden_activation", "model_type", "norm_type"), TEXT),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "model_type", "norm_type", "architecture"), TEXT),
     **dict.fromkeys(("attention_bias", "use_qk_norm", "use_mean_pooling", "vision_use_head"), FLAG),
     **dict.fromkeys(("use_absolute_position_embeddings", "use_mask_token", "use_clipped_linears", "standardize"), FLAG),
 }

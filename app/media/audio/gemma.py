@@ -1,7 +1,8 @@
-"""Sounds of Gemma 4: at most half a minute, four frames of which become a token, between two marks."""
+"""Sounds of Gemma 3n and 4: at most half a minute, between two marks."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,52 +24,44 @@ _KINDS = {
     **dict.fromkeys(("per_bin_mean", "per_bin_stddev"), several(number(-1e6, 1e6), 1 << 10)),
 }
 LONGEST_S = 30.0
+SOUND_TOKENS = 188  # of any sound of Gemma 3n
 _HALVINGS = 2  # times that the encoder keeps every second frame
+_MULTIPLE = 128  # of samples that Gemma 3n's extractor hears
 
 
-class Gemma4Sounds(SoundProcessor):
-    """Prepares as transformers' Gemma4AudioFeatureExtractor does."""
+class GemmaSounds(SoundProcessor):
+    """Prepares as transformers' extractor of the family does; `usual` is what its files may leave out."""
 
-    tokens: ClassVar[Mapping[str, tuple[str, int]]] = {
-        "begin": ("boa_token_id", 256_000),
-        "end": ("eoa_token_index", 258_883),
-    }
+    usual: ClassVar[Mapping[str, Any]]
 
     @classmethod
-    def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
-        """See MediaProcessor."""
-        check(own, _KINDS, "the feature extractor")
-        rate, scale = int(own.get("sampling_rate", 16_000)), float(own.get("input_scale_factor", 1.0))
-        frame, hop = (
-            round(rate * float(own.get(name, usual)) / 1000)
-            for name, usual in (("frame_length_ms", 20.0), ("hop_length_ms", 10.0))
-        )
-        emphasis = float(own.get("preemphasis", 0.0))
+    def mel_of(cls, given: Mapping[str, Any]) -> FramedMelSettings:
+        """Settings from the extractor's file."""
+        check(given, _KINDS, "the feature extractor")
+        own = {**cls.usual, **given}
+        rate, emphasis = int(own.get("sampling_rate", 16_000)), float(own["preemphasis"])
+        frame, hop = (round(rate * float(own[name]) / 1000) for name in ("frame_length_ms", "hop_length_ms"))
         for name, value in (
             ("dither", own.get("dither", 0.0) or 0.0),
             ("preemphasis_htk_flavor", bool(emphasis) and own.get("preemphasis_htk_flavor") is False),
         ):
             if value:
                 raise UnsupportedError(f"the feature extractor: {name}={own[name]} is not supported", param="model")
-        fft = (1 << (frame - 1).bit_length()) * (2 if own.get("fft_overdrive") else 1)
-        mel = FramedMelSettings(
+        return FramedMelSettings(
             rate=rate,
             num_mels=int(own.get("feature_size", 128)),
             num_frames=1,
             frame=frame,
             hop=max(1, hop),
-            fft=fft,
-            low=float(own.get("min_frequency", 0.0)),
+            fft=(1 << (frame - 1).bit_length()) * (2 if own["fft_overdrive"] else 1),
+            low=float(own["min_frequency"]),
             high=float(own.get("max_frequency", rate / 2)),
             emphasis=emphasis,
-            silence=frame // 2,
-            floor=float(own.get("mel_floor", 1e-3)),
-            is_floor_added=True,
-            scale=scale,
+            floor=float(own["mel_floor"]),
+            scale=float(own.get("input_scale_factor", 1.0)),
             mean=tuple(own.get("per_bin_mean", ())),
             deviation=tuple(own.get("per_bin_stddev", ())),
         )
-        return {"mel": mel.as_json()}
 
     @property
     def mel(self) -> FramedMelSettings:
@@ -85,21 +78,27 @@ class Gemma4Sounds(SoundProcessor):
         """See SoundProcessor."""
         return self.mel.rate
 
-    def max_s(self, num_tokens: int) -> float:
-        """See SoundProcessor."""
-        mel = self.mel
-        return min(LONGEST_S, (4 * num_tokens * mel.hop + mel.frame - mel.silence) / mel.rate)
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest sound that the model hears."""
+        return LONGEST_S
 
     def layout(self, num_samples: int) -> Layout:
         """See SoundProcessor. Frames are those that hear nothing behind the sound."""
-        if num_samples > LONGEST_S * self.rate:
-            raise InvalidRequestError(f"lasts {num_samples / self.rate:.2f} s; the model hears {LONGEST_S:g} s")
-        mel = self.mel
-        frames = (num_samples - 1 - (mel.frame - mel.silence)) // mel.hop + 1
+        if num_samples > self.longest_s * self.rate:
+            raise InvalidRequestError(f"lasts {num_samples / self.rate:.2f} s; the model hears {self.longest_s:g} s")
+        frames = self.num_frames(num_samples)
         if frames < 1:
             raise InvalidRequestError(f"lasts {num_samples / self.rate:.4f} s, which is too short for the model")
-        tokens = halved(frames, _HALVINGS)
-        return Layout((num_samples, 1), (1, 1, frames), ((self.placeholder, tokens),))
+        return Layout((num_samples, 1), (1, 1, frames), ((self.placeholder, self.num_tokens(frames)),))
+
+    @abstractmethod
+    def num_frames(self, num_samples: int) -> int:
+        """Frames of a sound of so many samples."""
+
+    @abstractmethod
+    def num_tokens(self, num_frames: int) -> int:
+        """Tokens of a sound of so many frames."""
 
     def heard(self, layout: Layout) -> FeatureSettings:
         """See SoundProcessor."""
@@ -108,3 +107,85 @@ class Gemma4Sounds(SoundProcessor):
     def windows(self, features: Floats) -> Floats:
         """See SoundProcessor."""
         return features
+
+
+class Gemma4Sounds(GemmaSounds):
+    """Four frames become a token."""
+
+    usual: ClassVar[Mapping[str, Any]] = {
+        **{"frame_length_ms": 20.0, "hop_length_ms": 10.0, "min_frequency": 0.0, "preemphasis": 0.0},
+        **{"fft_overdrive": False, "mel_floor": 1e-3},
+    }
+    tokens: ClassVar[Mapping[str, tuple[str, int]]] = {
+        "begin": ("boa_token_id", 256_000),
+        "end": ("eoa_token_index", 258_883),
+    }
+
+    @classmethod
+    def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
+        """See MediaProcessor."""
+        mel = cls.mel_of(own)
+        return {"mel": replace(mel, silence=mel.frame // 2, is_floor_added=True).as_json()}
+
+    def max_s(self, num_tokens: int) -> float:
+        """See SoundProcessor."""
+        mel = self.mel
+        return min(LONGEST_S, (4 * num_tokens * mel.hop + mel.frame - mel.silence) / mel.rate)
+
+    def num_frames(self, num_samples: int) -> int:
+        """See GemmaSounds."""
+        mel = self.mel
+        return (num_samples - 1 - (mel.frame - mel.silence)) // mel.hop + 1
+
+    def num_tokens(self, num_frames: int) -> int:
+        """See GemmaSounds."""
+        return halved(num_frames, _HALVINGS)
+
+
+class Gemma3nSounds(GemmaSounds):
+    """Any sound has as many tokens as the longest."""
+
+    usual: ClassVar[Mapping[str, Any]] = {
+        **{"frame_length_ms": 32.0, "hop_length_ms": 10.0, "min_frequency": 125.0, "max_frequency": 7600.0},
+        **{"preemphasis": 0.97, "fft_overdrive": True, "mel_floor": 1e-5},
+    }
+    tokens: ClassVar[Mapping[str, tuple[str, int]]] = {
+        "begin": ("boa_token_id", 256_000),
+        "end": ("eoa_token_id", 262_272),
+    }
+
+    @classmethod
+    def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
+        """See MediaProcessor."""
+        ears = hf.get("audio_config") or {}
+        check(ears, {"conf_reduction_factor": whole(1, 16)}, "config.json: audio_config")
+        check(hf, {"audio_soft_tokens_per_image": whole(1, 1 << 12)}, "config.json")
+        each = int(hf.get("audio_soft_tokens_per_image") or SOUND_TOKENS)
+        most = 4 * int(ears.get("conf_reduction_factor", 4)) * each  # frames
+        return {"mel": cls.mel_of(own).as_json(), "tokens_each": each, "most_frames": most}
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """See MediaProcessor."""
+        begin, end = super().around
+        return f"\n\n{begin}", f"{end}\n\n"
+
+    @property
+    def longest_s(self) -> float:
+        """See GemmaSounds."""
+        mel = self.mel
+        samples = (self.settings["most_frames"] * mel.hop + mel.frame) // _MULTIPLE * _MULTIPLE
+        return float(min(LONGEST_S, samples / mel.rate))
+
+    def max_s(self, num_tokens: int) -> float:
+        """See SoundProcessor."""
+        return self.longest_s if num_tokens >= self.settings["tokens_each"] else 0.0
+
+    def num_frames(self, num_samples: int) -> int:
+        """See GemmaSounds; the extractor wants a sample behind the last frame."""
+        padded = -(-num_samples // _MULTIPLE) * _MULTIPLE
+        return (padded - self.mel.frame - 1) // self.mel.hop + 1
+
+    def num_tokens(self, num_frames: int) -> int:
+        """See GemmaSounds."""
+        return int(self.settings["tokens_each"])

@@ -11,6 +11,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "clip": "app.media.processors.clip:ClipProcessor",
         "clip_tower": "app.media.processors.clip_tower:ClipTowerProcessor",
         "gemma3": "app.media.processors.gemma3:Gemma3Processor",
+        "gemma3n": "app.media.processors.gemma3n:Gemma3nProcessor",
         "gemma4": "app.media.processors.gemma4:Gemma4Processor",
         "glm_ocr": "app.media.processors.glm_ocr:GlmOcrProcessor",
         "idefics3": "app.media.processors.idefics3:Idefics3Processor",

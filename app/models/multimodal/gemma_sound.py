@@ -1,5 +1,5 @@
-"""The encoder of sounds of Gemma 4 (after the Universal Speech Model, Zhang et al., 2023): two convolutions, layers of
-attention to the last dozen positions and of convolutions (Conformer: Gulati et al., 2020)."""
+"""The encoders of sounds of Gemma 3n and 4 (after the Universal Speech Model, Zhang et al., 2023): two convolutions,
+layers of attention to the last dozen positions and of convolutions (Conformer: Gulati et al., 2020)."""
 
 from __future__ import annotations
 
@@ -49,22 +49,19 @@ class EarSettings:
     eps: float
     act: str
     clips: bool
-    out: int
+    key_scale: float
 
     @classmethod
     def of(cls, own: Mapping[str, Any], where: str) -> EarSettings:
         """Read them. CheckpointError names a field that is unusable."""
         check(own, SOUND_FIELDS, where)
-        size, heads = int(own.get("hidden_size", 1024)), int(own.get("num_attention_heads", 8))
         channels = tuple(own.get("subsampling_conv_channels", (128, 32)))
-        if size % heads or size % 2:
-            raise CheckpointError(f"{where}: {heads} heads of {size}", param="model")
         if own.get("attention_context_right", 0):
             raise UnsupportedError(f"{where}.attention_context_right other than 0 is not supported", param="model")
         return cls(
-            size,
+            int(own.get("hidden_size", 1024)),
             int(own.get("num_hidden_layers", 12)),
-            heads,
+            int(own.get("num_attention_heads", 8)),
             int(own.get("attention_context_left", 13)) - 1,
             float(own.get("attention_logit_cap", 50.0)),
             int(own.get("conv_kernel_size", 5)),
@@ -74,8 +71,14 @@ class EarSettings:
             float(own.get("rms_norm_eps", EPS)),
             str(own.get("hidden_act", "silu")),
             bool(own.get("use_clipped_linears", True)),
-            int(own.get("output_proj_dims", 1536)),
-        )
+            math.log(1 + math.e) / math.log(2),
+        ).checked(where)
+
+    def checked(self, where: str) -> EarSettings:
+        """The same; CheckpointError where heads do not share the size out."""
+        if self.size % self.num_heads or self.size % 2:
+            raise CheckpointError(f"{where}: {self.num_heads} heads of {self.size}", param="model")
+        return self
 
 
 class HalvingConvolution(Layer):
@@ -103,7 +106,7 @@ class RecentAttention(Layer):
         )
         self.relative_k_proj = ReplicatedLinear(ctx, s.size, s.size, bias=False)
         self.per_dim_scale = Weight(torch.empty(self.head_dim, dtype=ctx.dtype), REPLICATED)
-        self.q_scale, self.k_scale = self.head_dim**-0.5 / math.log(2), math.log(1 + math.e) / math.log(2)
+        self.q_scale, self.k_scale = self.head_dim**-0.5 / math.log(2), s.key_scale
         self._apart = SinusoidalPositions(s.seen, s.size, -1, ctx.dtype, ctx.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -203,13 +206,14 @@ class Gemma4Ears(MediaEncoder):
         )
         self.input_proj_linear = ReplicatedLinear(ctx, first // 4 * second, s.size, bias=False)
         self.layers = nn.ModuleList(ConformerLayer(ctx, s) for _ in range(s.num_layers))
-        self.output_proj = ReplicatedLinear(ctx, s.size, s.out)
-        self.projection = ReplicatedLinear(ctx, s.out, info.hidden_size, bias=False)
+        self.out = int(own.get("output_proj_dims", 1536))
+        self.output_proj = ReplicatedLinear(ctx, s.size, self.out)
+        self.projection = ReplicatedLinear(ctx, self.out, info.hidden_size, bias=False)
 
     def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
         """See MediaEncoder."""
         heard = torch.cat([self._heard(sound.pixels.to(self.dtype)) for sound in pictures])
-        normed = F.rms_norm(self.output_proj(heard), (self.settings.out,), None, self.settings.eps)
+        normed = F.rms_norm(self.output_proj(heard), (self.out,), None, self.settings.eps)
         return self.projection(normed)[None]  # type: ignore[no-any-return]
 
     def _heard(self, features: torch.Tensor) -> torch.Tensor:

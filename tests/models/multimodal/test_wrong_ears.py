@@ -14,6 +14,7 @@ from app.distributed.parallel_groups import ParallelGroups
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.attention import reference
 from app.layers.context import BuildContext
+from app.models.multimodal.gemma3n_sound import Gemma3nEars
 from app.models.multimodal.gemma_sound import Gemma4Ears
 from app.models.multimodal.phi4_sound import Phi4Ears
 from app.models.multimodal.qwen_sound import Qwen2_5OmniEars, Qwen3OmniEars
@@ -22,6 +23,7 @@ from tests.tiny_hearing import HEARING, hearing_model
 EARS: dict[str, Any] = {
     "qwen2_5_omni": Qwen2_5OmniEars,
     "qwen3_omni": Qwen3OmniEars,
+    "gemma3n": Gemma3nEars,
     "gemma4": Gemma4Ears,
     "phi4": Phi4Ears,
 }
@@ -32,6 +34,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((name, {"d_model": None}, "lacks d_model") for name in ("qwen2_5_omni", "qwen3_omni")),
     ("qwen3_omni", {"n_window_infer": 60}, "n_window_infer is less than a chunk"),
     ("qwen3_omni", {"downsample_hidden_size": -1}, "downsample_hidden_size is -1"),
+    ("gemma3n", {"conf_num_attention_heads": 3}, "3 heads of 32"),
+    ("gemma3n", {"conf_attention_context_right": 1}, "conf_attention_context_right other than 0"),
+    ("gemma3n", {"sscp_conv_stride_size": [[2, 2], [1, 2]]}, "sscp_conv_stride_size other than 2"),
+    ("gemma3n", {"sscp_conv_kernel_size": [[3, 3]]}, "sscp_conv_kernel_size is"),
+    ("gemma3n", {"input_feat_size": 1, "sscp_conv_kernel_size": [[3, 3], [3, 8]]}, "input_feat_size=1 leaves no mels"),
+    ("gemma3n", {"vocab_offset": 331}, "vocab_offset=331 leaves token 330 without a row"),
     ("gemma4", {"num_attention_heads": 3}, "3 heads of 32"),
     ("gemma4", {"attention_context_right": 4}, "attention_context_right other than 0"),
     ("gemma4", {"attention_context_left": 1 << 20}, "attention_context_left is"),
