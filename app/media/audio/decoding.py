@@ -31,7 +31,8 @@ MAX_CHANNELS = 8
 SAMPLES_PER_S = 96_000
 _BLOCK = 1 << 16
 _FULL = 32_768
-_NAMES = {"matroska": "webm"}  # what the format is called to users
+_NAMES = {"matroska": "webm", "opus": "ogg"}  # what the format is called to users
+_DEMUXERS = {"mp4": "mp4", "matroska": "matroska", "opus": "ogg"}  # ffmpeg's names of the formats that it reads
 _NUMBER = re.compile(r"^\[Errno \d+\] |^(Internal e|E)rror ?: ")
 
 
@@ -68,7 +69,7 @@ def decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None:
 
 
 def _decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None:
-    blocks = _av_blocks(data, kind, bounds) if kind in ("mp4", "matroska") else _soundfile_blocks(data, bounds)
+    blocks = _av_blocks(data, _DEMUXERS[kind], bounds) if kind in _DEMUXERS else _soundfile_blocks(data, bounds)
     begin, num_samples, first_rate = len(pcm), 0, 0
     resampler: Any = None
     for rate, block in blocks:
@@ -105,9 +106,9 @@ def _soundfile_blocks(data: bytes, bounds: SoundBounds) -> Iterator[tuple[int, F
             yield file.samplerate, block
 
 
-def _av_blocks(data: bytes, kind: str, bounds: SoundBounds) -> Iterator[tuple[int, Floats]]:
+def _av_blocks(data: bytes, demuxer: str, bounds: SoundBounds) -> Iterator[tuple[int, Floats]]:
     """Blocks of the first stream of sound. The format is given, so that ffmpeg tries no other."""
-    with av.open(io.BytesIO(data), format=kind, metadata_errors="ignore") as container:
+    with av.open(io.BytesIO(data), format=demuxer, metadata_errors="ignore") as container:
         if not container.streams.audio:
             what = "a video without sound" if container.streams.video else "a container without sound"
             raise DecodingError(f"is {what}")
@@ -115,12 +116,26 @@ def _av_blocks(data: bytes, kind: str, bounds: SoundBounds) -> Iterator[tuple[in
             bounds.check(container.duration / av.time_base)
         stream = container.streams.audio[0]
         stream.codec_context.thread_count = 1
-        as_floats = av.AudioResampler(format="fltp")
+        gathered, form = av.AudioFifo(), None  # frames are short, and each costs its turn through Python
         for frame in container.decode(stream):
-            _check_form(frame.sample_rate, frame.layout.nb_channels)
+            own = frame.sample_rate, frame.layout.nb_channels, frame.format.name
+            if own != form:
+                _check_form(*own[:2])
+                yield from _floats(gathered)
+                gathered, form = av.AudioFifo(), own
             frame.pts = None  # or gaps between frames become silence
-            for one in as_floats.resample(frame):
-                yield one.sample_rate, one.to_ndarray().T
+            gathered.write(frame)
+            if gathered.samples * own[1] >= _BLOCK:
+                yield from _floats(gathered)
+        yield from _floats(gathered)
+
+
+def _floats(gathered: Any) -> Iterator[tuple[int, Floats]]:
+    """All samples of equal frames; nothing where there are none."""
+    whole = gathered.read() if gathered.samples else None
+    if whole is not None:
+        for one in av.AudioResampler(format="fltp").resample(whole):
+            yield one.sample_rate, one.to_ndarray().T
 
 
 def _check_form(rate: int, channels: int) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from app.config.media import MediaConfig
+from app.errors import InvalidRequestError
 from app.media.audio.features import FeatureSettings
 from app.media.audio.kinds import kind_of
-from app.media.audio.sound import Piece, Sound
+from app.media.audio.ogg_opus import RATE, Stretch, stretches
+from app.media.audio.sound import Piece, Samples, Sound
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.picture import Picture, digest_of
 from app.media.processes import ProcessPool
@@ -34,14 +39,30 @@ class SoundReader:
         # Two pools, or a piece would wait for whole files of others.
         self._decoding = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
         self._hearing = ProcessPool(MODULE, config.max_decoders, config.decode_memory_bytes)
+        self._threads = ThreadPoolExecutor(config.max_decoders, "sound")  # of files in stretches
 
     def decode(self, data: bytes, rate: int, max_s: float = math.inf) -> Sound:
         """The sound in a file at a rate, which lasts no longer than `max_s` and the configuration allow.
         InvalidRequestError says what is wrong with the file, UnsupportedError that it is of a kind that is not read,
         OverloadedError that nobody could look."""
-        job = {"do": "decode", "kind": kind_of(data), "rate": rate, "max_s": min(max_s, self.config.max_sound_s)}
-        _, answer = self._decoding.ask(job, data, self.config.decode_timeout_s * (1 + len(data) // _STRETCH_BYTES))
-        return Sound(np.frombuffer(answer, "<i2"), rate)
+        kind = kind_of(data)
+        parts = stretches(data) if kind == "opus" else [Stretch(data, None, 0)]
+        most_s = min(max_s, self.config.max_sound_s)
+        job = {"do": "decode", "kind": kind, "rate": rate, "max_s": most_s}
+        decoded = partial(self._decoded, job)
+        found = [*self._threads.map(decoded, parts)] if len(parts) > 1 else [decoded(parts[0])]
+        sound = Sound(np.concatenate(found) if len(found) > 1 else found[0], rate)
+        if sound.seconds > most_s:  # each stretch is shorter
+            raise InvalidRequestError(f"lasts {sound.seconds:.0f} s; at most {most_s:g} s")
+        return sound
+
+    def _decoded(self, job: Mapping[str, Any], part: Stretch) -> Samples:
+        kept, behind = (
+            None if count is None else round(count * job["rate"] / RATE) for count in (part.kept, part.behind)
+        )
+        most_s = self.config.decode_timeout_s * (1 + len(part.data) // _STRETCH_BYTES)
+        _, answer = self._decoding.ask({**job, "kept": kept, "behind": behind}, part.data, most_s)
+        return np.frombuffer(answer, "<i2")
 
     def features(self, piece: Piece, settings: FeatureSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""
@@ -68,5 +89,6 @@ class SoundReader:
 
     def close(self) -> None:
         """End the processes; idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._decoding.close()
         self._hearing.close()

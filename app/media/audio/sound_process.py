@@ -46,6 +46,9 @@ def _answer(asked: bytes) -> bytes | bytearray:
 def _decoded(job: dict[str, Any], data: bytes) -> bytearray:
     answer = bytearray(HEAD_BYTES)
     decode(data, job["kind"], SoundBounds(job["rate"], job["max_s"]), answer)
+    end = max(HEAD_BYTES, len(answer) - 2 * job["behind"])
+    begin = HEAD_BYTES if job["kept"] is None else max(HEAD_BYTES, end - 2 * job["kept"])
+    del answer[end:], answer[HEAD_BYTES:begin]
     answer[:HEAD_BYTES] = _head({})
     return answer
 

@@ -64,7 +64,7 @@ def test_a_process_lives_as_long_as_its_job_may_take(monkeypatch: pytest.MonkeyP
     alarms: list[int] = []
     monkeypatch.setattr(signal, "alarm", alarms.append)
     for most_s in (1.0, 200.0):
-        job = {"do": "decode", "kind": "wav", "rate": RATE, "max_s": 60.0, "most_s": most_s}
+        job = {"do": "decode", "kind": "wav", "rate": RATE, "max_s": 60.0, "most_s": most_s, "kept": None, "behind": 0}
         sound_process._answer(json.dumps(job).encode() + b"\n" + file_of(noise(0.1)))
     assert alarms == [ORPHAN_S, 200 * PATIENCE]
 
