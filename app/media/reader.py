@@ -12,6 +12,7 @@ import numpy as np
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from app.media.audio.reader import SoundReader
+from app.media.audio.sound import Piece
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.decoders import Decoded, Decoders
 from app.media.header import Header, check_size, read_header
@@ -97,6 +98,10 @@ class MediaReader:
         """The same of the sound in a file, which lasts at most `max_s` seconds."""
         asked = self._named(family, processor, tenant)
         return self._kept([b"sound file", *asked, data], lambda: self.sounds.read(data, processor, max_s, asked))
+
+    def read_piece(self, piece: Piece, family: str, processor: SoundProcessor, tenant: str = "") -> Picture:
+        """The same of a piece of a sound that is decoded; it is not remembered."""
+        return self.sounds.prepared(piece, processor, self._named(family, processor, tenant))
 
     def read_video(
         self,

@@ -1,31 +1,37 @@
-"""One model's speech as those hear it that make its requests: how a piece of sound becomes what its encoder reads."""
+"""Speech of a model that transcribes and does nothing else, Whisper's: its decoder attends to a window of sound, and is
+told by tokens what to write."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.checkpoints.fields.kinds import expect, whole
 from app.checkpoints.model_info import ModelInfo
-from app.errors import CheckpointError, InvalidRequestError, UnsupportedError
+from app.errors import CheckpointError, EngineDeadError, UnsupportedError
 from app.media.audio.mel import MelSettings
 from app.media.audio.reader import SoundReader
 from app.media.audio.sound import Piece
 from app.media.settings import read_settings
 from app.records.encoder_info import SOUND_PER_POSITION
 from app.records.encoder_input import EncoderInput
+from app.records.outputs import CompletionOutput
+from app.records.sampling_params import SamplingParams
 from app.records.speech_info import HOP, SpeechInfo
-from app.text.languages import LANGUAGES, code_of
+from app.text.languages import LANGUAGES
+from app.text.speech import Asked, Detected, Speech
 from app.text.tokenizer import Tokenizer
 
 _WIDTH = whole(1, 1 << 14)
 _TASKS, _SILENT = ("transcribe", "translate"), "notimestamps"
-MAX_SHOWN = 128  # languages that an error names
 
 
-@dataclass(slots=True, frozen=True)
-class ModelSpeech:
+@dataclass(frozen=True)
+class ModelSpeech(Speech):
     """Holds what a model that transcribes was trained to hear, and the `reader` of all sounds."""
+
+    tells_silence = True
 
     info: SpeechInfo
     settings: MelSettings
@@ -50,50 +56,99 @@ class ModelSpeech:
         return cls(info, settings, reader, num_stages)
 
     @property
+    def rate(self) -> int:
+        """See Speech."""
+        return self.settings.rate
+
+    @property
+    def piece_s(self) -> float:
+        """See Speech."""
+        return self.settings.seconds
+
+    @property
+    def end(self) -> int:
+        """See Speech."""
+        return self.info.end
+
+    @property
+    def first_timestamp(self) -> int | None:  # type: ignore[override]
+        """See Speech."""
+        return self.info.first_timestamp
+
+    @property
+    def timestamp_s(self) -> float:  # type: ignore[override]
+        """See Speech."""
+        return self.info.timestamp_s
+
+    @property
+    def languages(self) -> Collection[str]:
+        """See Speech."""
+        return self.info.languages
+
+    @property
     def num_bytes(self) -> int:
-        """Memory of what the encoder reads of a piece."""
+        """See Speech."""
         return 4 * self.settings.num_mels * self.settings.num_frames
 
     @property
-    def alignment_bytes(self) -> int:
-        """Memory of what aligns the longest transcript of a piece with it."""
+    def alignment_bytes(self) -> int:  # type: ignore[override]
+        """See Speech."""
         return 4 * self.info.num_positions * self.info.max_tokens
 
     def heard(self, piece: Piece, tenant: str = "") -> EncoderInput:
-        """A piece of a tenant's as the encoder reads it. Blocks on a process; errors as those of SoundReader."""
+        """See Speech."""
         values = self.reader.features(piece, self.settings)
         digest = self.reader.digest(piece, self.settings, tenant)
         shape = self.settings.num_mels, self.settings.num_frames
         return EncoderInput("audio", digest, self.info.num_positions, shape, values)
 
+    def context(self, text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """See Speech; whatever it spells, it has no marks."""
+        if not text.strip():
+            return ()
+        if self.info.previous is None:
+            raise UnsupportedError("the model takes no text before a sound", param="prompt")
+        tokens = tokenizer.encode(f" {text.strip()}", add_special_tokens=False)
+        return tuple(token for token in tokens if self.is_text(token, tokenizer))
+
+    def detection(self, heard: object, context: Sequence[int]) -> Asked | None:
+        """See Speech: one token behind the first, whose most likely one that is a language is taken."""
+        info = self.info
+        wanted = [*info.languages.values(), *(() if info.no_speech is None else (info.no_speech,))]
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1, logprob_token_ids=wanted)
+        return Asked([info.start], (heard,), params) if wanted else None
+
+    def detected(self, output: CompletionOutput, tokenizer: Tokenizer) -> Detected:
+        """See Speech."""
+        if not output.logprobs:
+            raise EngineDeadError("the engine gave no logprobs of languages")
+        info, entry = self.info, output.logprobs[0]
+        logprobs = dict(zip(entry.token_ids, entry.logprobs, strict=True))
+        codes = info.languages
+        language = max(codes, key=lambda code: logprobs.get(codes[code], -math.inf)) if codes else None
+        silence = -math.inf if info.no_speech is None else logprobs.get(info.no_speech, -math.inf)
+        return Detected(language, math.exp(min(0.0, silence)))
+
+    def asked(
+        self, heard: object, context: Sequence[int], language: str | None, task: str, most: int, *, timestamps: bool
+    ) -> Asked:
+        """See Speech."""
+        info = self.info.within(most)
+        prompt = info.prompt(language, task, timestamps=timestamps, previous=context)
+        params = SamplingParams(max_tokens=max(1, info.max_tokens - len(prompt)))
+        return Asked(prompt, (heard, info.rules(timestamps=timestamps)), params)
+
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
-        """True for a token that is said, and no mark or time."""
+        """See Speech."""
         first = self.info.first_timestamp
         is_mark = token == self.info.end or token in tokenizer.special_token_ids
         return not is_mark and (first is None or token < first)
 
-    def text(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-        """Says what a transcript says, without marks and times: the tokens of times need not be special ones."""
-        return tokenizer.decode([token for token in token_ids if self.is_text(token, tokenizer)], True)
-
-    def language(self, given: str | None) -> str | None:
-        """The code of a language that a request names; None where it names none, or there is only one.
-
-        InvalidRequestError where the model does not know it.
-        """
-        known: Collection[str] = self.info.languages
-        if given is None or not given.strip():
-            return None
-        code = code_of(given)
-        if code in known:
-            return code
-        if not known and code == "en":
-            return None
-        names = ", ".join(sorted(known)[:MAX_SHOWN]) or "en"
-        raise InvalidRequestError(f"the model hears no language {given!r:.66}; it knows {names}", param="language")
+    def check_times(self) -> None:
+        """See Speech: a model without times tells when pieces begin and end."""
 
     def check_words(self) -> None:
-        """UnsupportedError where nothing tells when words are said."""
+        """See Speech."""
         param = "timestamp_granularities"
         if not self.info.alignment_heads:
             why = "its generation_config.json names no alignment_heads of its own"
@@ -102,11 +157,11 @@ class ModelSpeech:
             raise UnsupportedError("times of words need pipeline_parallel_size=1", param=param)
 
     def num_positions(self, piece: Piece) -> int:
-        """Positions of the encoder's output that are the piece's own; what is behind them is silence."""
+        """See Speech."""
         return min(max(1, -(-len(piece.samples) // HOP) // SOUND_PER_POSITION), self.info.num_positions)
 
     def check_task(self, task: str) -> None:
-        """UnsupportedError where the model does not do it."""
+        """See Speech."""
         if task not in self.info.tasks and (task != "transcribe" or self.info.tasks):
             raise UnsupportedError(f"the model does not {task}", param="model")
 

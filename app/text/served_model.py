@@ -16,6 +16,7 @@ from app.text.message_marks import message_marks
 from app.text.model_media import ModelMedia
 from app.text.model_speech import ModelSpeech
 from app.text.pair_template import PairTemplate
+from app.text.speech import Speech
 from app.text.tokenizer import Tokenizer
 
 
@@ -37,7 +38,8 @@ class ServedModel:
     tool_parser: str = "auto"  # as ModelConfig has them
     reasoning_parser: str = "auto"
     media: ModelMedia | None = None  # how its pictures are read; None: it takes text only
-    speech: ModelSpeech | None = None  # how it hears what it transcribes; None: it does not
+    speech: ModelSpeech | None = None  # how it hears what it transcribes; None: it does not, or it does more than that
+    chat_speech: Speech | None = None  # how a model that chats is asked to transcribe; None: it is not
     adapter: AdapterAsk | None = None  # what its requests are answered with; None: the model as it is
     parent: str | None = None  # the name of the model that the adapter is for
     root: str = ""  # the directory of the adapter

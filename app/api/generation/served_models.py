@@ -26,6 +26,7 @@ from app.models.model_check import check_model
 from app.parser_tables import REASONING_PARSERS, TOOL_PARSERS
 from app.records.pooling_info import pooling_info
 from app.registry import Registry
+from app.text.chat_speech import ChatSpeech
 from app.text.chat_template import ChatTemplate
 from app.text.model_media import ModelMedia
 from app.text.model_speech import ModelSpeech
@@ -85,6 +86,7 @@ def load_served_model(config: ModelConfig, reader: MediaReader | None = None) ->
     tokenizer = Tokenizer.from_directory(directory)
     trial = None if directory.is_relative_to(ASSETS) else takes_too_much
     template = ChatTemplate.from_directory(directory, tokenizer, config.chat_template, trial)
+    media = None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine)
     return ServedModel(
         name=config.name,
         info=info,
@@ -98,8 +100,9 @@ def load_served_model(config: ModelConfig, reader: MediaReader | None = None) ->
         pooling=pooling_info(config.engine, info),
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
-        media=None if reader is None else ModelMedia.of(info, tokenizer, reader, config.engine),
+        media=media,
         speech=None
         if reader is None
         else ModelSpeech.of(info, reader.sounds, tokenizer, config.engine.pipeline_parallel_size),
+        chat_speech=ChatSpeech.of(info, media, template, tokenizer),
     )

@@ -80,11 +80,15 @@ class SoundReader:
         """The sound in a file, as a processor prepares it; `asked`: all beside its samples that is its identity. Errors
         as those of `decode`."""
         sound = self.decode(data, processor.rate, max_s)
-        layout = processor.layout(len(sound.samples))
+        return self.prepared(Piece(sound.samples, 0.0, sound.seconds), processor, asked)
+
+    def prepared(self, piece: Piece, processor: SoundProcessor, asked: Sequence[bytes]) -> Picture:
+        """The same of a piece that is decoded."""
+        layout = processor.layout(len(piece.samples))
         whole = processor.heard(layout)
-        heard = self.features(Piece(sound.samples, 0.0, sound.seconds), whole)
+        heard = self.features(piece, whole)
         features = processor.windows(np.frombuffer(heard, "<f4").reshape(whole.num_mels, whole.num_frames))
-        digest = digest_of(self._key, [b"audio", *asked, sound.samples.tobytes()])
+        digest = digest_of(self._key, [b"audio", *asked, piece.samples.tobytes()])
         return Picture(digest, layout, features.shape, features.tobytes(), "audio")
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ none.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +16,13 @@ from app.api.generation.events import Choice, close_outputs
 from app.api.generation.request_builder import RequestBuilder
 from app.errors import EngineDeadError
 from app.records.alignment_ask import AlignmentAsk
-from app.records.encoder_input import EncoderInput
 from app.records.outputs import CompletionOutput
 from app.records.request import Placement
 from app.records.sampling_params import MAX_SEED, SamplingParams
-from app.records.speech_info import SpeechInfo
 from app.records.step import Float32Array
-from app.text.model_speech import ModelSpeech
 from app.text.output_processor import OutputProcessor, TextDelta
 from app.text.served_model import ServedModel
+from app.text.speech import Asked, Detected, Speech
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # as Whisper's own program tries them
 MAX_COMPRESSION = 2.4
@@ -39,11 +36,11 @@ class Ask:
     """Says what a request wants of each piece."""
 
     model: ServedModel
-    speech: ModelSpeech
+    speech: Speech
     task: str
     placement: Placement
     request_id: str
-    previous: tuple[int, ...] = ()  # tokens of the text that goes before
+    context: tuple[int, ...] = ()  # tokens of the request's prompt
     is_timed: bool = False
     temperatures: tuple[float, ...] = TEMPERATURES
     seed: int | None = None
@@ -59,6 +56,7 @@ class Attempt:
     text: str  # without times; what was sent, where a client has it already
     temperature: float
     num_prompt_tokens: int
+    num_heard: int = 0  # of them, those that are the sound
     no_speech: float | None = None  # the probability that nobody speaks; None: it was not asked for
 
     @property
@@ -89,14 +87,6 @@ class Attempt:
         return not self.is_silence and (self.is_doubtful or self.compression > MAX_COMPRESSION)
 
 
-@dataclass(slots=True, frozen=True)
-class Detected:
-    """Says what the model hears before the first word."""
-
-    language: str | None  # a code; None for a model of one language
-    no_speech: float
-
-
 @dataclass(slots=True)
 class PieceRequests:
     """The requests about one piece, which all go to the replica that has heard it."""
@@ -104,43 +94,27 @@ class PieceRequests:
     client: EngineClient
     ask: Ask
     index: int  # of the piece
-    heard: EncoderInput
+    heard: object
     place: PromptPlace = field(default_factory=PromptPlace)
     num_asked: int = 0
 
     async def detect(self) -> Detected:
-        """Ask for one token behind the first, and take the most likely language instead."""
-        info = self.ask.speech.info
-        codes = {token: code for code, token in info.languages.items()}
-        wanted = [*codes, *(() if info.no_speech is None else (info.no_speech,))]
-        if not wanted:
+        """Ask which language is spoken."""
+        speech = self.ask.speech
+        asked = speech.detection(self.heard, self.ask.context)
+        if asked is None:
             return Detected(None, 0.0)
-        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1, logprob_token_ids=wanted)
-        choice = self._choice([info.start], params)
         output = CompletionOutput(0)
-        async for delta in self.deltas(choice):
+        async for delta in self.deltas(self._choice(asked.prompt, asked.params, *asked.asks)):
             delta.add_to(output)
-        if not output.logprobs:
-            raise EngineDeadError("the engine gave no logprobs of languages")
-        entry = output.logprobs[0]
-        logprobs = dict(zip(entry.token_ids, entry.logprobs, strict=True))
-        language = max(codes, key=lambda token: logprobs.get(token, -math.inf)) if codes else None
-        silence = -math.inf if info.no_speech is None else logprobs.get(info.no_speech, -math.inf)
-        return Detected(None if language is None else codes[language], math.exp(min(0.0, silence)))
+        return speech.detected(output, self.ask.model.tokenizer)
 
     def choice(self, language: str | None, temperature: float) -> Choice:
         """The request for the piece's text."""
-        ask = self.ask
-        info, prompt = self._info, self._prompt(language)
+        ask, asked = self.ask, self._asked(language)
         seed = None if ask.seed is None else (ask.seed + self.index) & MAX_SEED
-        params = SamplingParams(
-            temperature=temperature,
-            max_tokens=max(1, info.max_tokens - len(prompt)),
-            logprobs=1,
-            seed=seed,
-            skip_special_tokens=True,
-        )
-        return self._choice(prompt, params, info.rules(timestamps=ask.is_timed))
+        update = {"temperature": temperature, "logprobs": 1, "seed": seed, "skip_special_tokens": True}
+        return self._choice(asked.prompt, asked.params.model_copy(update=update), *asked.asks)
 
     async def align(self, attempt: Attempt, language: str | None, num_positions: int) -> Float32Array:
         """Ask how much each token of an attempt but the last attends to the first positions of the sound, fp32
@@ -148,24 +122,25 @@ class PieceRequests:
         prompt = self._prompt(language)
         known = [*prompt, *attempt.output.token_ids[:-1]]
         params = SamplingParams(temperature=0.0, max_tokens=1)
-        async for delta in self.deltas(self._choice(known, params, AlignmentAsk(len(prompt), num_positions))):
+        async for delta in self.deltas(
+            self._choice(known, params, self.heard, AlignmentAsk(len(prompt), num_positions))
+        ):
             if (found := delta.output.pooled) is not None:
                 return found.array()
         raise EngineDeadError("the engine did not align the words with the sound")
 
-    @property
-    def _info(self) -> SpeechInfo:
-        return self.ask.speech.info.within(self.ask.model.bounds.max_total_tokens)
-
     def _prompt(self, language: str | None) -> list[int]:
-        ask = self.ask
-        return self._info.prompt(language, ask.task, timestamps=ask.is_timed, previous=ask.previous)
+        return self._asked(language).prompt
+
+    def _asked(self, language: str | None) -> Asked:
+        ask, most = self.ask, self.ask.model.bounds.max_total_tokens
+        return ask.speech.asked(self.heard, ask.context, language, ask.task, most, timestamps=ask.is_timed)
 
     def _choice(self, prompt: list[int], params: SamplingParams, *asks: object) -> Choice:
         name = f"{self.ask.request_id}-{self.index}.{self.num_asked}"
         self.num_asked += 1
         builder = RequestBuilder(self.ask.model, params, self.ask.placement, names=NAMES)
-        (request,) = builder.choices(name, prompt, (self.heard, *asks))
+        (request,) = builder.choices(name, prompt, asks)
         processor = OutputProcessor(self.ask.model.tokenizer, request.sampling, prompt)
         return Choice(self.index, self.index, request, processor)
 

@@ -34,8 +34,8 @@ from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
 from app.media.audio.sound import Piece, Sound
 from app.media.reader import in_field
-from app.text.model_speech import ModelSpeech
 from app.text.served_model import ServedModel
+from app.text.speech import Speech
 
 FormT = TypeVar("FormT", bound=SoundForm)
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
@@ -52,8 +52,6 @@ def audio_routes(api: Api) -> APIRouter:
         form, data = await _read(request, api, TranscriptionForm)
         model, speech = _model(api.client, form)
         language = speech.language(form.language)
-        if form.has_words:
-            speech.check_words()
         ask = await _ask(request, form, model, speech, "transcribe")
         sound, pieces = await _decoded(request, speech, data)
         listening = _listening(request, api.client, ask, pieces, language, is_live=form.stream)
@@ -86,14 +84,19 @@ async def _read(request: Request, api: Api, form_type: type[FormT]) -> tuple[For
         return fields, await uploaded(form, FILE, most).read()
 
 
-def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, ModelSpeech]:
+def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, Speech]:
     model = find_model(client, form.model)
-    if model.speech is None:
+    speech = model.speech or model.chat_speech
+    if speech is None:
         raise UnsupportedError(f"the model {model.name!r} does not transcribe", param="model")
-    return model, model.speech
+    if _has_words(form):
+        speech.check_words()
+    if form.is_timed:
+        speech.check_times()
+    return model, speech
 
 
-async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> tuple[Sound, list[Piece]]:
+async def _decoded(request: Request, speech: Speech, data: bytes) -> tuple[Sound, list[Piece]]:
     """The sound in a file, and all of it in pieces; its samples count as held, too."""
     with in_field(FILE):
         sound, pieces = await work_of(request).run_long_process(_in_pieces, speech, data)
@@ -101,29 +104,23 @@ async def _decoded(request: Request, speech: ModelSpeech, data: bytes) -> tuple[
     return sound, pieces
 
 
-def _in_pieces(speech: ModelSpeech, data: bytes) -> tuple[Sound, list[Piece]]:
-    sound = speech.reader.decode(data, speech.settings.rate)
-    return sound, list(sound.pieces(speech.settings.seconds))
+def _in_pieces(speech: Speech, data: bytes) -> tuple[Sound, list[Piece]]:
+    sound = speech.reader.decode(data, speech.rate)
+    return sound, list(sound.pieces(speech.piece_s))
 
 
-async def _ask(request: Request, form: SoundForm, model: ServedModel, speech: ModelSpeech, task: str) -> Ask:
-    info, seed = speech.info, form.seed
-    previous: list[int] = []
-    if form.prompt and form.prompt.strip():
-        if info.previous is None:
-            raise UnsupportedError(f"the model {model.name!r} takes no text before a sound", param="prompt")
-        text, encode = f" {form.prompt.strip()}", model.tokenizer.encode
-        tokens = await work_of(request).run(TOKENISE_S_PER_CHAR * len(text), encode, text, add_special_tokens=False)
-        previous = [token for token in tokens if speech.is_text(token, model.tokenizer)]  # whatever it spells
+async def _ask(request: Request, form: SoundForm, model: ServedModel, speech: Speech, task: str) -> Ask:
+    text, seed = form.prompt or "", form.seed
+    context = await work_of(request).run(TOKENISE_S_PER_CHAR * len(text), speech.context, text, model.tokenizer)
     return Ask(
         model,
         speech,
         task,
         form.placement(request, is_stream=isinstance(form, TranscriptionForm) and form.stream),
         f"transcript-{uuid.uuid4().hex}",
-        tuple(previous),
+        context,
         form.is_timed,
-        TEMPERATURES if form.temperature == 0 else (form.temperature,),
+        TEMPERATURES if form.temperature == 0 and speech.tells_silence else (form.temperature,),
         getattr(request.state, "seed", None) if seed is None else seed,
         form.response_format == "verbose_json",
         _has_words(form),

@@ -19,11 +19,13 @@ from app.api.generation.events import Event
 from app.api.http.errors import ClientDisconnected
 from app.api.http.work_pool import RequestWork
 from app.api.openai.audio.alignment import WARP_S_PER_CELL, token_ends
-from app.api.openai.audio.attempts import Ask, Attempt, Detected, PieceRequests
+from app.api.openai.audio.attempts import Ask, Attempt, PieceRequests
 from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
+from app.records.media import MediaAsk
 from app.records.outputs import CompletionOutput
+from app.text.speech import Detected
 
 MAX_RUNNING = 32  # pieces of one request
 
@@ -125,7 +127,7 @@ class Listening:
 
     async def _begin(self) -> tuple[PieceRequests, Detected] | None:
         """The first piece, from which the language is found out where it is not given."""
-        if self.language is not None or not self.ask.speech.info.languages:
+        if self.language is not None or not self.ask.speech.languages:
             return None
         await self._turns.take()  # the first piece's own, which it keeps
         requests = await self._requests(0, self._pieces[0])
@@ -142,22 +144,31 @@ class Listening:
         if first is None:
             await self._turns.take()
         try:
-            requests = await self._requests(index, piece) if first is None else first[0]
-            attempt = await self._best(requests, None if first is None else first[1].no_speech)
+            requests, detected = (await self._requests(index, piece), None) if first is None else first
+            language = self.language
+            if language is None and self.ask.speech.languages:  # nobody spoke in the first piece
+                detected = detected or await requests.detect()
+                language = detected.language
+                if language is None:
+                    self._done[index] = Heard(piece, Attempt(CompletionOutput(0), "", 0.0, 0))
+                    self._wake.set()
+                    return
+            attempt = await self._best(requests, language, None if detected is None else detected.no_speech)
             ends_s = await self._ends(requests, piece, attempt) if self.ask.has_words else ()
         finally:
             self._turns.give_back()
         self._done[index] = Heard(piece, attempt, ends_s)
         self._wake.set()
 
-    async def _best(self, requests: PieceRequests, no_speech: float | None) -> Attempt:
+    async def _best(self, requests: PieceRequests, language: str | None, no_speech: float | None) -> Attempt:
         """The first attempt that needs not be repeated, or the last; one that is live is the only one, and no judgement
         takes it back."""
         if self._is_live:
-            return await self._attempt(requests, self.ask.temperatures[0])
+            return await self._attempt(requests, language, self.ask.temperatures[0])
+        tells = self.ask.speech.tells_silence
         for temperature in self.ask.temperatures:
-            attempt = await self._attempt(requests, temperature)
-            if no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful):
+            attempt = await self._attempt(requests, language, temperature)
+            if tells and no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful):
                 no_speech = (await requests.detect()).no_speech
             attempt = replace(attempt, no_speech=no_speech)
             if not attempt.should_be_repeated:
@@ -171,14 +182,17 @@ class Listening:
         if attempt.is_silence or count < 2:
             return [0.0] * count
         weights = await requests.align(attempt, self.language, speech.num_positions(piece))
-        ends = await self._work.run_later(WARP_S_PER_CELL * weights.size, token_ends, weights, speech.info.timestamp_s)
+        ends = await self._work.run_later(WARP_S_PER_CELL * weights.size, token_ends, weights, speech.timestamp_s)
         return [*ends, ends[-1]]
 
-    async def _attempt(self, requests: PieceRequests, temperature: float) -> Attempt:
-        choice = requests.choice(self.language, temperature)
+    async def _attempt(self, requests: PieceRequests, language: str | None, temperature: float) -> Attempt:
+        choice = requests.choice(language, temperature)
         shown = replace(choice, request=replace(choice.request, asks=()))  # events that wait hold no features
+        joint = self.ask.speech.joint(language) if requests.index else ""
         output = CompletionOutput(0)
         async for delta in requests.deltas(choice):
+            if joint and delta.text:
+                delta, joint = replace(delta, text=joint + delta.text), ""
             delta.add_to(output)
             if self._is_live:
                 self._events[requests.index].append((shown, delta))
@@ -186,8 +200,14 @@ class Listening:
         if not self.route.replica_id:
             self.route.replica_id = requests.place.replica_id
         said = self.ask.speech.text(output.token_ids, self.ask.model.tokenizer)
-        text = output.text if self._is_live else said
-        return Attempt(output, text, temperature, len(choice.request.prompt_token_ids))
+        text = output.text if self._is_live else self._between(requests, language, said)
+        items = [item for ask in choice.request.asks if isinstance(ask, MediaAsk) for item in ask.items]
+        num_prompt_tokens, num_heard = len(choice.request.prompt_token_ids), sum(item.length for item in items)
+        return Attempt(output, text, temperature, num_prompt_tokens, num_heard)
+
+    def _between(self, requests: PieceRequests, language: str | None, said: str) -> str:
+        """Returns what is said, behind what stands between it and the piece before."""
+        return self.ask.speech.joint(language) + said if requests.index and said else said
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -48,7 +48,7 @@ class Transcript:
 
     def segments(self) -> list[tuple[Segment, Heard]]:
         """All segments in order, each with its piece."""
-        first, end = self.ask.speech.info.first_timestamp, self.ask.speech.info.end
+        first, end = self.ask.speech.first_timestamp, self.ask.speech.end
         return [
             (segment, one)
             for one in self.spoken
@@ -74,7 +74,7 @@ class Transcript:
 
     def words(self) -> list[Word]:
         """All words in order, with their times in the sound."""
-        first = self.ask.speech.info.first_timestamp
+        first = self.ask.speech.first_timestamp
         return [
             word
             for one in self.spoken
@@ -117,8 +117,9 @@ class Transcript:
 
     def token_usage(self) -> dict[str, Any]:
         """Tokens in and out, as streams say them."""
-        audio = math.ceil(self.seconds * AUDIO_TOKENS_PER_S)
-        text = sum(one.attempt.num_prompt_tokens for one in self.heard)
+        heard = sum(one.attempt.num_heard for one in self.heard)
+        audio = heard or math.ceil(self.seconds * AUDIO_TOKENS_PER_S)  # what is attended to stands in no prompt
+        text = sum(one.attempt.num_prompt_tokens for one in self.heard) - heard
         output = sum(len(one.attempt.output.token_ids) for one in self.heard)
         return {
             "type": "tokens",
