@@ -115,6 +115,7 @@ def _step_rules(
         whole_prompts=not info.is_causal,
         draft_counts=asked.counts(most_drafts) if asked is not None and most_drafts else all_drafts,
         drafts_by_cost=asked is not None and asked.num_speculative_tokens is None,
+        drafts_by_row=workers.device == "cpu",
         num_draft_slots=workers.num_draft_slots,
         num_stages=config.pipeline_parallel_size,
         prompt_time=_prompt_time(config, workers),

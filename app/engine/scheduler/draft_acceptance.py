@@ -6,8 +6,6 @@ where it has had few; what it does to the shares by place is reckoned in odds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +16,7 @@ FloatArray = NDArray[np.float64]
 
 FIRST_GUESS = 0.7  # so that drafts are tried
 KEPT, KEPT_OF_ROW = 0.98, 0.9  # of what was counted before a step
+KEPT_WITHOUT = 0.99  # of a row that has no drafts where others have: it is tried again
 FEW = 4.0  # drafts, which tell of a request as much as all requests' share does
 EDGE = 1e-3  # no share is nearer to 0 or 1
 
@@ -25,12 +24,11 @@ EDGE = 1e-3  # no share is nearer to 0 or 1
 class DraftAcceptance:
     """Counts that fade, [places] of all requests and [rows]."""
 
-    def __init__(self, table: RowTable, counts: Sequence[int]) -> None:
-        """`counts`: the numbers of drafts that a row may have in a step, ascending, from 0."""
+    def __init__(self, table: RowTable, most: int) -> None:
+        """`most`: drafts that a row may have in a step."""
         self._table = table
-        self._counts = np.array(counts)
-        self._tried: FloatArray = np.zeros(counts[-1])
-        self._right: FloatArray = np.zeros(counts[-1])
+        self._tried: FloatArray = np.zeros(most)
+        self._right: FloatArray = np.zeros(most)
         num_rows = len(table.generation)
         self._generation = np.zeros(num_rows, np.int64)  # of the request that a row's counts are of
         self._row_tried: FloatArray = np.zeros(num_rows)
@@ -46,14 +44,18 @@ class DraftAcceptance:
         self._right *= KEPT
         self._tried += (tried > places).sum(axis=1)
         self._right += (accepted > places).sum(axis=1)
-        here = (self._table.generation[step.rows] == step.generations) & (drafts > 0)
+        here = self._table.generation[step.rows] == step.generations
+        without = step.rows[here & (drafts == 0)]
+        self._row_tried[without] *= KEPT_WITHOUT
+        self._row_right[without] *= KEPT_WITHOUT
+        here &= drafts > 0
         rows = step.rows[here].astype(np.intp)
         self._begin(rows)
         self._row_tried[rows] = KEPT_OF_ROW * self._row_tried[rows] + tried[here]
         self._row_right[rows] = KEPT_OF_ROW * self._row_right[rows] + accepted[here]
 
-    def expected(self, rows: IntArray) -> FloatArray:
-        """Tokens [numbers of drafts] that a step of these rows brings."""
+    def survivals(self, rows: IntArray) -> FloatArray:
+        """Returns how likely each draft of those of the rows that may have some is to be kept, [rows, places]."""
         drafting = rows[self._table.may_draft[rows]]
         self._begin(drafting)
         share = self._shares()
@@ -61,9 +63,8 @@ class DraftAcceptance:
         own = (self._row_right[drafting] + FEW * usual) / (self._row_tried[drafting] + FEW)
         factor = _odds(own) / _odds(usual)
         odds = factor[:, None] * _odds(share)
-        survives = np.cumprod(odds / (1.0 + odds), axis=1).sum(axis=0)
-        tokens: FloatArray = len(rows) + np.concatenate(([0.0], np.cumsum(survives)))[self._counts]
-        return tokens
+        found: FloatArray = np.cumprod(odds / (1.0 + odds), axis=1, dtype=np.float64)
+        return found
 
     def _shares(self) -> FloatArray:
         """[places] from a guess on, which each place hands on to the next."""

@@ -17,6 +17,7 @@ from app.records.request_state import Request
 from app.records.sampling_params import SamplingParams
 from app.records.thinking_budget import ThinkingBudget
 from app.structured.masks import DraftMasks
+from app.telemetry.metrics import MOST_DRAFTS
 
 IntArray = NDArray[np.intp]
 
@@ -37,6 +38,7 @@ class RowTable:
         self.num_confirmed = np.zeros(num_rows, np.int32)  # computed by step messages that have returned
         self.next_publish = np.zeros(num_rows, np.int32)  # num_confirmed at which the next block is full
         self.num_drafts = np.zeros(num_rows, np.int32)  # draft tokens that the device will hold
+        self.most_drafts = np.zeros(num_rows, np.int32)  # of those proposed, that steps verify
         self.may_draft = np.zeros(num_rows, np.bool_)
         self.num_right_drafts = np.zeros(num_rows, np.int64)  # since the request entered
         self.num_wrong_drafts = np.zeros(num_rows, np.int64)
@@ -109,6 +111,7 @@ class RowTable:
         self.capacity[row] = capacity
         self.next_publish[row] = next_publish
         self.num_drafts[row] = 0  # none before it has sampled here
+        self.most_drafts[row] = MOST_DRAFTS
         self.num_right_drafts[row] = self.num_wrong_drafts[row] = 0
         self.draft_masks.pop(row, None)
         self.may_draft[row] = may_draft(request)

@@ -27,7 +27,6 @@ from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.chunk_grants import ChunkGrants
 from app.engine.scheduler.deadlines import Deadlines, missed
 from app.engine.scheduler.draft_grants import grant_drafts
-from app.engine.scheduler.draft_lengths import create_lengths
 from app.engine.scheduler.encoder_share import EncoderRules, create_share
 from app.engine.scheduler.loading import LoadingRequests
 from app.engine.scheduler.micro_batches import micro_batch
@@ -35,6 +34,7 @@ from app.engine.scheduler.output_updater import OutputUpdater
 from app.engine.scheduler.pending_diffs import PendingDiffs
 from app.engine.scheduler.priority_ranks import PriorityRanks
 from app.engine.scheduler.prompt_time import PromptTime
+from app.engine.scheduler.row_draft_lengths import create_lengths
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.statistics import Statistics
@@ -66,6 +66,7 @@ class StepRules:
     whole_prompts: bool = False  # the model computes a prompt in one step
     draft_counts: tuple[int, ...] = ()  # that rows may have in a step beside none; (): nobody proposes any
     drafts_by_cost: bool = False  # their number follows the cost; else it is the last of them
+    drafts_by_row: bool = False  # then rows may have fewer than others, as a step takes as long as it has tokens
     num_draft_slots: int = 0  # behind a row's computed tokens that they propose with, where there are free blocks
     num_stages: int = 1  # the pipeline's
     max_adapters: int = 0  # that rows may compute with
@@ -95,7 +96,9 @@ class Scheduler:
         self._rules = rules
         self._clock = clock
         each = rules.max_num_batched_tokens
-        self._drafts = create_lengths(rules.draft_counts, self.rows, each, by_cost=rules.drafts_by_cost)
+        self._drafts = create_lengths(
+            rules.draft_counts, self.rows, each, by_cost=rules.drafts_by_cost, by_row=rules.drafts_by_row
+        )
         self._pending_diffs = PendingDiffs()
         self._output_updater = OutputUpdater(self.rows, kv, self._pending_diffs, eos_token_ids, self.finish, clock)
         self._loading = LoadingRequests(self.rows)

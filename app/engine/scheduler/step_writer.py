@@ -91,7 +91,8 @@ class StepWriter:
         if not self._drafts:
             return None
         sampled, table = rows[samples], self._rows
-        table.num_drafts[sampled] = plan.num_proposed * (table.may_draft & ~table.has_grammar)[sampled]
+        own = np.minimum(table.most_drafts[sampled], plan.num_proposed)
+        table.num_drafts[sampled] = own * (table.may_draft & ~table.has_grammar)[sampled]
         if plan.drafts is None:
             return None
         return np.concatenate([plan.drafts, np.zeros(len(rows) - len(plan.drafts), np.int32)])
