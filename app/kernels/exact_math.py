@@ -21,6 +21,9 @@ _EXP2 = (
     6.931472028550421e-1,
 )
 _LEAST_EXPONENT, _MOST_EXPONENT = -150.0, 128.0  # 2^-150 rounds to 0, 2^128 to infinity
+_HASTINGS = 0.3275911 / 1.4142135623730951  # of |x|
+# The highest power of t = 1 / (1 + _HASTINGS |x|) first.
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _GELU_TANH = (0.7978845608028654, 0.044715)  # sqrt(2 / pi), and the factor of x cubed
 
 
@@ -77,6 +80,18 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     root, cubic = _GELU_TANH
     inner = (x * x * x).mul_(cubic).add_(x).mul_(-2.0 * root)
     return x / exp(inner).add_(1.0)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU of fp32 x, x (1 + erf(x / sqrt(2))) / 2, within 1e-6: erf by a polynomial (Hastings' in Abramowitz and
+    Stegun, 7.1.26) times e^(-x^2 / 2)."""
+    distance = x.abs()
+    t = 1.0 / (distance * _HASTINGS).add_(1.0)
+    tail = t * _ERF[0]
+    for coefficient in _ERF[1:]:
+        tail.add_(coefficient).mul_(t)
+    tail.mul_(0.5).mul_(exp((x * x).mul_(-0.5))).mul_(distance)
+    return x.relu().sub_(tail)
 
 
 def rsqrt(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 
 from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import RankGroup
+from app.kernels.gemm import LINEAR_OPS
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.quantized_layer import LayerPart
@@ -62,6 +63,7 @@ class ReplicatedLinear(AdaptedLayer):
         self.stored = StoredWeight(self, PLAIN_METHOD, self.output_shares, self.input_share, self.dtype)
         self.bias = Weight(torch.empty(output_size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.dequantized: torch.Tensor | None = None  # [N, K], of a quantized one
+        self.product = LINEAR_OPS.on(ctx.device, exact=True).linear if ctx.is_exact else F.linear
 
     @property
     def quantized_parts(self) -> Mapping[str, LayerPart]:
@@ -99,7 +101,7 @@ class ReplicatedLinear(AdaptedLayer):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """See AdaptedLayer."""
-        return F.linear(x, self.multiplier)
+        return self.product(x, self.multiplier, None)
 
     def squares(self) -> torch.Tensor:
         """See AdaptedLayer."""
@@ -108,5 +110,5 @@ class ReplicatedLinear(AdaptedLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, input_size] -> [N, output_size], in the weights' type."""
         x = x.to(self.dtype)
-        y = F.linear(x, self.multiplier, self.bias)
+        y = self.product(x, self.multiplier, self.bias)
         return self.delta.add(x, y) if self.delta is not None and self.delta.is_wanted else y

@@ -35,16 +35,22 @@ SHOWN_ON_GPUS = frozenset(
     }
 )
 SHOWN = SHOWN_ON_GPUS | {
+    "BioGptForCausalLM",
+    "CodeGenForCausalLM",
     "CohereForCausalLM",
     "Cohere2ForCausalLM",
+    "DbrxForCausalLM",
     "Dots1ForCausalLM",
     "Ernie4_5ForCausalLM",
     "Ernie4_5_MoeForCausalLM",
     "Exaone4ForCausalLM",
     "ExaoneMoeForCausalLM",
+    "FalconForCausalLM",
     "FlexOlmoForCausalLM",
     "GPT2LMHeadModel",
     "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GemmaForCausalLM",
@@ -57,9 +63,11 @@ SHOWN = SHOWN_ON_GPUS | {
     "HYV3ForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",
+    "JetMoeForCausalLM",
     "Llama4ForCausalLM",
     "MiniMaxM2ForCausalLM",
     "MinistralForCausalLM",
+    "OPTForCausalLM",
     "Ministral3ForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
@@ -69,6 +77,7 @@ SHOWN = SHOWN_ON_GPUS | {
     "Qwen2MoeForCausalLM",
     "SmolLM3ForCausalLM",
     "StableLmForCausalLM",
+    "XGLMForCausalLM",
 }
 # Those whose logits they compare over numbers of workers, too.
 OVER_LAYOUTS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.models.families.test_families import VARIANTS
@@ -37,11 +38,20 @@ _NAMES = (
         "llama4-sparse",
     ),
     *("dots1-windows", "exaone_moe-windows", "ernie4_5_moe-some", "hy_v3-biases", "flex_olmo-grouped"),
-    *("minimax_m2-half", "hunyuan_v1_moe"),
+    *("minimax_m2-half", "hunyuan_v1_moe", "gpt_neox", "gpt_neox-serial", "opt", "opt-no-final-norm", "opt-350m"),
+    *("falcon", "falcon-plain-heads", "falcon-new", "gpt_neo", "gpt_neo-local", "biogpt", "xglm", "codegen", "dbrx"),
+    *("jetmoe",),
 )
+
+
+def _longer(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A context for the prompts of the tests here, where it is bounded."""
+    return {**changes, "max_position_embeddings": 512} if "max_position_embeddings" in changes else dict(changes)
+
+
 _VARIANTS = {**VARIANTS, **EXPERT_VARIANTS}
 # The other families, as their own tests have them.
 FAMILIES: Mapping[str, Callable[[], Path | str]] = {
-    name: partial(tiny_model, _VARIANTS[name][0], **_VARIANTS[name][1]) for name in _NAMES
+    name: partial(tiny_model, _VARIANTS[name][0], **_longer(_VARIANTS[name][1])) for name in _NAMES
 }
 EXACT_MODELS = {**MODELS, **FAMILIES}

@@ -60,9 +60,9 @@ def test_what_is_exact() -> None:
         ({"runner": "pooling"}, "deterministic: for models that generate only"),
         (
             {"hf": {"architectures": ["BloomForCausalLM"]}},
-            "BloomForCausalLM was not .* exact on CPUs; known: Cohere2For",
+            "BloomForCausalLM was not .* exact on CPUs; known: BioGptFor",
         ),
-        ({"hf": {"hidden_act": "gelu"}}, "deterministic: the activation gelu"),
+        ({"hf": {"hidden_act": "quick_gelu"}}, "deterministic: the activation quick_gelu"),
         (
             LAYOUT | {"hf": {"quantization_config": {"quant_method": "gptq"}}},
             "the checkpoint is quantized: a quantized",

@@ -69,7 +69,7 @@ def gate(
 
 def glu(gate_up: torch.Tensor, activation: GLU) -> torch.Tensor:
     """Gate and up side by side, [T, 2 I] -> [T, I], in fp32 and rounded once."""
-    if activation != GLU(activation.function) or activation.function not in ACTIVATIONS:
+    if not activation.has_gate or activation != GLU(activation.function):
         raise UnsupportedError("deterministic: the activation of this model's experts", param="deterministic")
     gate, up = gate_up.float().chunk(2, dim=-1)
     return ACTIVATIONS[activation.function](gate).mul_(up).to(gate_up.dtype)
