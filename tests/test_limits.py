@@ -25,7 +25,6 @@ OWN_CLOCK = {
     "api/conftest.py": PLAYS,
     "api/generation/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
     "cli/fake_server.py": PLAYS,
-    "cli/batch/test_command.py": PLAYS,
     "deployments/fake_engine.py": PLAYS,
     "e2e/test_acceptance.py": TIMED,
     "e2e/test_closed.py": TIMED,

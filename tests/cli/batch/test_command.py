@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -45,14 +44,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 class Scripted(ThreadingHTTPServer):
-    """Answers with the prompt; `statuses` go to the first requests of each prompt, `delay_s` before each answer."""
+    """Answers with the prompt, once it `may_answer`; `statuses` go to the first requests of each prompt."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.statuses: dict[str, list[int]] = {}
-        self.delay_s = 0.0
+        self.may_answer: Callable[[], bool] = lambda: True
         self.seen: Counter[str] = Counter()
         self.headers: list[dict[str, str]] = []
         self.num_running = self.most_running = 0
@@ -76,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.most_running = max(server.most_running, server.num_running)
             left = server.statuses.get(prompt) or [200]
             status = left.pop(0)
-        time.sleep(server.delay_s)
+        limits.wait_until(lambda: server.may_answer(), "leave to answer")
         with server.lock:
             server.num_running -= 1
         if status == 0:  # cut
@@ -244,11 +243,11 @@ def test_a_full_server_is_asked_again(manta: Manta, server: Scripted, tmp_path: 
 
 
 def test_at_most_so_many_at_a_time(manta: Manta, server: Scripted, tmp_path: Path) -> None:
-    server.delay_s = 0.02
+    server.may_answer = lambda: server.most_running >= 3
     source = write(tmp_path / "in.jsonl", *(line(f"{i}", prompt=f"{i}") for i in range(30)))
     done = manta("run-batch", source, tmp_path / "out.jsonl", "--url", server.url, "--concurrency", 3)
     assert done.code == 0
-    assert 1 < server.most_running <= 3
+    assert server.most_running == 3
 
 
 def test_a_server_that_is_gone_ends_the_run_and_the_next_one_goes_on(
@@ -268,7 +267,8 @@ def test_a_server_that_is_gone_ends_the_run_and_the_next_one_goes_on(
 
 
 def test_killed_and_taken_up_again(manta: Manta, server: Scripted, tmp_path: Path) -> None:
-    server.delay_s = 0.05
+    killed = threading.Event()
+    server.may_answer = lambda: sum(server.seen.values()) < 12 or killed.is_set()
     num = 60
     source = write(tmp_path / "in.jsonl", *(line(f"{i}", prompt=f"{i}") for i in range(num)))
     out = tmp_path / "out.jsonl"
@@ -280,11 +280,11 @@ def test_killed_and_taken_up_again(manta: Manta, server: Scripted, tmp_path: Pat
     assert "another run" in busy.mistake
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    killed.set()
     kept = read(out)
     assert 0 < len(kept) < num
     with out.open("ab") as file:
         file.write(json.dumps({"id": "batch_req_1", "custom_id": "cut"}).encode()[:25])  # as a kill would leave it
-    server.delay_s = 0.0
     done = manta("run-batch", source, out, "--url", server.url)
     assert done.code == 0
     assert f"{num - len(kept)} done, 0 failed, {len(kept)} had results" in done.err
