@@ -32,7 +32,12 @@ from benchmarks.serving import CONFIG, TOKENIZER
 from benchmarks.shapes import SHAPES, write_shape
 
 RATE = 16_000
-FORMATS = {"ogg": ("OGG", "VORBIS"), "mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16")}
+FORMATS = {
+    "ogg": ("OGG", "VORBIS"),
+    "opus": ("OGG", "OPUS"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+    "flac": ("FLAC", "PCM_16"),
+}
 LANGUAGES = ("en", "zh", "de", "es", "ru")
 PROMPT = 4  # start, language, task, no times
 LIMIT_S = 300.0

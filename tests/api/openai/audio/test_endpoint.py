@@ -36,6 +36,7 @@ from tests.api.openai.audio.speech_model import (
     served_speech,
     write_speech_model,
 )
+from tests.media.audio.hostile import cases as hostile_sounds
 from tests.media.audio.sounds import RATE, file_of, noise
 
 URL = "/v1/audio/transcriptions"
@@ -520,3 +521,17 @@ def test_rates_of_files(client: Transcriber, http: httpx.Client) -> None:
     for rate in (8_000, 44_100):
         answer = http.post(URL, data={"language": "en"}, files={"file": file_of(noise(0.5, rate), rate=rate)})
         assert answer.json()["text"] == "Hello"
+
+
+def test_hostile_files_are_answered_and_disturb_nobody(client: Transcriber, http: httpx.Client) -> None:
+    """A sample; `tests/media/audio/test_hostile.py` has all."""
+    for name, data, is_refused in hostile_sounds()[::5]:
+        answer = http.post(URL, data={"model": "whisper"}, files={"file": data})
+        assert (answer.status_code == 400) == is_refused, (name, answer.text)
+        if is_refused:
+            error = answer.json()["error"]
+            assert error["param"] == "file", (name, error)
+            assert 15 < len(error["message"]) < 400, (name, error)
+        else:
+            assert answer.json()["text"].startswith("Hello"), (name, answer.text)
+    assert http.post(URL, data={"model": "whisper"}, files={"file": HALF}).json()["text"] == "Hello"
