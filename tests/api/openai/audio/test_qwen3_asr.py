@@ -30,6 +30,7 @@ from app.text.served_model import ServedModel
 from tests import limits
 from tests.api.conftest import ScriptedClient, Server, served
 from tests.api.engine_in_this_process import EngineInThisProcess
+from tests.api.openai.audio.test_realtime import events, say, sound
 from tests.media.audio.sounds import RATE, file_of, noise, whole_numbers
 from tests.media.media_model import reader as make_reader
 from tests.media.sound_model import SOUND, write_talk
@@ -197,6 +198,25 @@ def test_it_does_not_translate_and_still_chats(client: Listener, http: httpx.Cli
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the model does not translate")
     assert client.model.input_modalities == ("text", "audio")
     assert client.requests == []
+
+
+def test_it_hears_while_it_is_said(client: Listener, http_to: Callable[[Any], httpx.Client]) -> None:
+    heard_as = {"model": "asr", "language": "de", "prompt": "Ada"}
+    own: Any = {"type": "transcription", "audio": {"input": {"turn_detection": None, "transcription": heard_as}}}
+    options: Any = {"open_timeout": limits.patience_s(), "proxy": None}
+    base = f"{http_to(create_app(client, RequestLimits())).base_url}/v1"
+    with (
+        openai.OpenAI(base_url=base, api_key="none", max_retries=0) as sdk,
+        sdk.realtime.connect(extra_query={}, websocket_connection_options=options) as connection,
+    ):
+        connection.session.update(session=own)
+        say(connection, sound(0.6, seed=1))
+        connection.input_audio_buffer.commit()
+        done = events(connection, "conversation.item.input_audio_transcription.completed")[-1]
+    assert done.transcript == "Hallo Welt"
+    (request,) = client.requests
+    said = "<|im_start|>system\nAda<|im_end|>\n"
+    assert client.prompt_of(request) == f"{said}{BEFORE}{BEHIND}language German{MARK}"
 
 
 def test_tokens_are_those_of_transformers(directory: Path, reader: MediaReader) -> None:
