@@ -117,7 +117,7 @@ def test_what_the_kinds_send(scripted: ScriptedServer, tmp_path: Path) -> None:
     assert answers == {"".join(f"w{i} " for i in range(NUM_CHUNKS))}  # the history is what the server said
     bursts = sorted(record.begin for record in _records(tmp_path) if record.kind == "bursty")
     assert len(bursts) % 4 == 0
-    assert all(bursts[i + 3] - bursts[i] < 0.2 for i in range(0, len(bursts), 4))
+    assert all(bursts[i + 3] - bursts[i] < limits.scaled_s(0.2) for i in range(0, len(bursts), 4))
 
 
 def test_open_loop_does_not_wait(scripted: ScriptedServer, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_open_loop_does_not_wait(scripted: ScriptedServer, tmp_path: Path) -> No
     assert status == 0, log
     records = _records(tmp_path)
     assert len(records) == len(scripted.bodies)  # also those that were running at the end
-    assert 50 <= len(records) <= 110  # 80 expected, standard deviation 9
+    assert 20 <= len(records) <= 140  # 80 are expected, fewer of a machine that is late; a closed loop would send 10
     begins = sorted(record.begin for record in records)
     gaps = [later - earlier for earlier, later in pairwise(begins)]
     assert min(gaps) < E2E_S / 4  # a closed loop of one user would wait E2E_S
