@@ -77,11 +77,11 @@ def test_what_is_said_comes_into_the_prompt(microphone: Browser, tmp_path: Path)
         microphone.wait_for("document.querySelector('#model').value === 'a-model-that-writes'")
         microphone.type("#prompt", "Seven")
         record(microphone)
-        microphone.wait_for("document.querySelector('#prompt').value === 'Seven and nine'")
+        # On a busy machine the recording may last longer than the second that this model hears at a time.
+        microphone.wait_for("/^Seven( and nine)+$/.test(document.querySelector('#prompt').value)")
         assert microphone.complaints() == []
-    heard = transcriber.transcripts[-1].asked(EncoderInput)
-    assert heard is not None
-    assert heard.array().std() > 0.1  # not silence
+    heard = [request.asked(EncoderInput) for request in transcriber.transcripts]
+    assert max(one.array().std() for one in heard if one is not None) > 0.1  # not silence
 
 
 def test_nothing_is_recorded_for_models_of_text(microphone: Browser, tmp_path: Path) -> None:
