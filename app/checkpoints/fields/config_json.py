@@ -120,7 +120,7 @@ FIELDS: Mapping[str, Kind] = {
     "altup_num_inputs": whole(1, 64),
     **dict.fromkeys(("alibi_bias_max", "rope_ratio", "expansion_ratio"), _FACTOR),
     "moe_normalize_expert_weights": either(FLAG, _FACTOR),  # DBRX's is the power of a norm
-    **dict.fromkeys(("add_bias_linear", "add_qkv_bias", "altup_correct_scale"), FLAG),
+    **dict.fromkeys(("add_bias_linear", "add_qkv_bias", "altup_correct_scale", "is_moe"), FLAG),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), _EXPERTS),
     **dict.fromkeys(("num_experts_per_tok", "moe_num_experts", "moe_num_shared_experts", "moe_k"), _EXPERTS),
     **dict.fromkeys(("num_shared_experts", "num_shared_expert", "moe_topk", "moe_top_k"), _EXPERTS),
