@@ -17,7 +17,7 @@ from app.api.http.form import FORM_BYTES, fields_of, form_description, read_form
 from app.api.http.held_bytes import holding_of
 from app.api.http.json_response import json_response
 from app.api.http.origin import check_origin
-from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork, unwatched_work_of, work_of
+from app.api.http.work_pool import PARSE_S_PER_BYTE, TOKENISE_S_PER_CHAR, RequestWork, unwatched_work_of, work_of
 from app.api.openai.audio.attempts import TEMPERATURES, Ask
 from app.api.openai.audio.events import TranscriptEvents
 from app.api.openai.audio.forms import (
@@ -97,10 +97,14 @@ def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, Speech]:
 
 
 async def _decoded(request: Request, speech: Speech, data: bytes) -> tuple[Sound, list[Piece]]:
-    """The sound in a file, and all of it in pieces; its samples count as held, too."""
+    """The sound in a file, and all of it in pieces; its samples count as held, too, before they are made where the file
+    shows how many there are."""
+    work, holding = work_of(request), holding_of(request.scope)
+    known = await work.run(PARSE_S_PER_BYTE * len(data), speech.reader.known_bytes, data, speech.rate)
+    holding.add(known)
     with in_field(FILE):
-        sound, pieces = await work_of(request).run_long_process(_in_pieces, speech, data)
-    holding_of(request.scope).add(sound.samples.nbytes)
+        sound, pieces = await work.run_long_process(_in_pieces, speech, data)
+    holding.add(sound.samples.nbytes - known)
     return sound, pieces
 
 

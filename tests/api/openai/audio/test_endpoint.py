@@ -23,6 +23,7 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 from app.api.openai.audio.forms import TranscriptionForm
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
+from app.media.audio.reader import SoundReader
 from app.records.alignment_ask import AlignmentAsk
 from app.records.encoder_input import EncoderInput
 from app.records.transcription_rules import TranscriptionRules
@@ -467,6 +468,18 @@ def test_sounds_count_as_held(client: Transcriber, http_to: Callable[[Any], http
     http = http_to(create_app(client, RequestLimits(max_bodies_bytes=1 << 17)))
     assert http.post(URL, files={"file": HALF}).status_code == 200
     assert http.post(URL, files={"file": LONG}).status_code == 429
+
+
+def test_a_sound_that_shows_its_length_counts_before_it_is_decoded(
+    client: Transcriber, http_to: Callable[[Any], httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(SoundReader, "decode", lambda _, data, rate: decoded.append(rate))
+    http = http_to(create_app(client, RequestLimits(max_bodies_bytes=1 << 17)))
+    data = file_of(noise(4.0), "OGG", subtype="OPUS")
+    assert len(data) < 1 << 15
+    assert http.post(URL, files={"file": data}).status_code == 429
+    assert decoded == []
 
 
 def test_a_model_that_does_not_transcribe(model_dir: Path, http_to: Callable[[Any], httpx.Client]) -> None:
