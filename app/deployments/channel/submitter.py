@@ -3,7 +3,8 @@
 The choices of one body hold the same list of token ids, which a pickle writes once if they are all in it. So at most
 one call a prompt is under way, and those that come meanwhile are the next one: with n choices two or three calls
 instead of n. Requests to pooling models, which are short and many and bring no grammar that others would wait for, are
-one queue: a call costs more than many of them do.
+one queue: a call costs more than many of them do. Those that bring a picture or a sound are not short, whatever their
+tokens say, and go alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from app.errors import EngineDeadError, MantaError
+from app.records.adapter import AdapterAsk
+from app.records.bundle import Bundle
 from app.records.request import EngineRequest
 
 MAX_CALL_TOKENS = (
@@ -47,13 +50,13 @@ class Submitter:
     def __init__(self, port: SubmitPort, channel_id: str) -> None:
         self._port = port
         self._channel_id = channel_id
-        self._waiting: dict[Key, list[_Submission]] = {}  # by identity of the prompt's list
+        self._waiting: dict[Key, list[_Submission]] = {}  # for the call after the one under way
         self._calls: set[asyncio.Task[None]] = set()
 
     async def submit(self, stream_id: str, request: EngineRequest) -> MantaError | None:
         """The engine's refusal, or None. Raises what the call raised, and EngineDeadError after `close`."""
         answer: asyncio.Future[MantaError | None] = asyncio.get_running_loop().create_future()
-        key: Key = id(request.prompt_token_ids) if request.pooling is None else "pooled"
+        key = _key_of(request)
         if key not in self._waiting:
             self._waiting[key] = []
             call = asyncio.create_task(self._send(key))
@@ -70,28 +73,33 @@ class Submitter:
             call.cancel()
 
     async def _send(self, key: Key) -> None:
-        """Calls until nothing with this key waits; a call that fails is the answer to all that wait.
+        """Calls until nothing with this key waits; those that wait for the next call have its outcome, not this one's.
 
         The requests under way keep their list alive, and so `key` theirs.
         """
         batch: list[_Submission] = []
         try:
             while batch := self._next(key):
-                requests = [(one.stream_id, one.request) for one in batch]
-                refusals = await self._port.submit(self._channel_id, requests)
-                for one, refusal in zip(batch, refusals, strict=True):
-                    if not one.answer.done():
-                        one.answer.set_result(refusal)
-        except Exception as error:
-            self._fail([*batch, *self._waiting[key]], error)
+                await self._call(batch)
         except asyncio.CancelledError:
             self._fail([*batch, *self._waiting[key]], EngineDeadError("the call was ended"))
             raise
         finally:
             del self._waiting[key]
 
+    async def _call(self, batch: list[_Submission]) -> None:
+        """One call; if it fails, that is the answer to all that were in it."""
+        try:
+            requests = [(one.stream_id, one.request) for one in batch]
+            refusals = await self._port.submit(self._channel_id, requests)
+            for one, refusal in zip(batch, refusals, strict=True):
+                if not one.answer.done():
+                    one.answer.set_result(refusal)
+        except Exception as error:
+            self._fail(batch, error)
+
     def _next(self, key: Key) -> list[_Submission]:
-        """Those that came while a call was under way, but for whom nobody waits any more; as many as a call takes."""
+        """Take those that came while a call was under way, as many as a call takes; who has left is dropped."""
         waiting = [one for one in self._waiting[key] if not one.answer.done()]
         count, num_tokens = 0, 0
         for i, one in enumerate(waiting):
@@ -107,3 +115,9 @@ class Submitter:
         for one in submissions:
             if not one.answer.done():
                 one.answer.set_exception(error)
+
+
+def _key_of(request: EngineRequest) -> Key:
+    """Says with which others it travels. A call is bounded by tokens: what a request brings beside them goes alone."""
+    is_short = request.pooling is not None and all(isinstance(ask, AdapterAsk | Bundle) for ask in request.asks)
+    return "pooled" if is_short else id(request.prompt_token_ids)

@@ -189,10 +189,10 @@ class Ingress:
         served = self._names.of_request(model)
         if served is None:
             raise ModelNotFoundError(f"no model is served under the name {model!r}", param="model")
-        self._check_room(request.placement)
+        tenant, count = request.placement.tenant, request.num_prompts
+        self._check_room(request.placement, count)
         if served.max_kv_tokens is None:  # the ingress opened without a replica of this model
             served.max_kv_tokens = self._pools[served.engine_name].kv_tokens
-        tenant, count = request.placement.tenant, request.num_prompts
         route = route or RouteInfo()
         route.record = note_generation(served.name, request)
         self._num_requests += count
@@ -214,13 +214,13 @@ class Ingress:
             if not self._num_of_tenant[tenant]:
                 del self._num_of_tenant[tenant]
 
-    def _check_room(self, placement: Placement) -> None:
-        """Checks what this ingress replica can tell by itself; OverloadedError."""
+    def _check_room(self, placement: Placement, count: int) -> None:
+        """Checks what this ingress replica can tell by itself of `count` more requests; OverloadedError."""
         most = self._config.admission.of_tenant(placement.tenant).max_requests
-        if most is not None and self._num_of_tenant[placement.tenant] >= most:
+        if most is not None and self._num_of_tenant[placement.tenant] + count > most:
             self._recorder.increment("manta:admission_total", 1.0, placement.service_class.name, "rejected_tenant")
-            raise OverloadedError(f"{most} requests of yours are in flight, which is the most; try later")
-        if self._is_full:
+            raise OverloadedError(f"at most {most} requests of yours may be in flight, and more would be; try later")
+        if self._num_requests + count > self._config.ingress.limits.max_waiting_requests:
             self._recorder.increment("manta:ingress_rejections_total")
             self._recorder.increment("manta:admission_total", 1.0, placement.service_class.name, "rejected_ingress")
             raise OverloadedError(f"{self._num_requests} requests are in flight in this ingress replica; try later")

@@ -62,7 +62,8 @@ class RouterClient:
             tokens = tokens[: bundle.lengths[0]]
         hashes = await self._hasher.hash_prompt(tokens, root, load, request.asks)
         query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
-        claimed = None if claim is None else claim._replace(num_choices=query.num_choices)
+        numbers = {"num_choices": query.num_choices, "num_prompts": query.num_prompts}
+        claimed = None if claim is None else claim._replace(**numbers)
         return await self._ask((*route_arguments(model, query), excluded, claimed))
 
     async def _ask(self, arguments: tuple[Any, ...]) -> Answer | None:

@@ -45,8 +45,9 @@ class WaitingRoom:
     """
 
     def __init__(self, model: str, options: AutoscalingConfig | None = None, held_wait_s: float = HELD_WAIT_S) -> None:
-        self.num_requests = 0
+        self.num_requests = 0  # of a bundle, its prompts
         self.num_tokens = 0  # of their prompts
+        self._num_waiting = 0  # the room's limit is for these: a bundle has one place
         self._model = model
         self._options = options
         self._held_wait_s = held_wait_s
@@ -58,7 +59,7 @@ class WaitingRoom:
         options = self._options
         if options is None:
             raise no_replica_error(self._model)
-        if self.num_requests >= options.max_wake_waiting:
+        if self._num_waiting >= options.max_wake_waiting:
             self._make_room(request.placement.tenant)
         deadline = time.monotonic() + options.wake_wait_s
         with self.counted(request), self._place_of(request.placement.tenant) as place:
@@ -88,12 +89,14 @@ class WaitingRoom:
     @contextmanager
     def counted(self, request: EngineRequest) -> Iterator[None]:
         """Count a request that waits, within the block: no replica knows of it yet."""
-        self.num_requests += 1
+        self._num_waiting += 1
+        self.num_requests += request.num_prompts
         self.num_tokens += request.num_known_tokens
         try:
             yield
         finally:
-            self.num_requests -= 1
+            self._num_waiting -= 1
+            self.num_requests -= request.num_prompts
             self.num_tokens -= request.num_known_tokens
 
     @contextmanager

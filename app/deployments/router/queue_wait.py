@@ -91,13 +91,16 @@ class QueueWait:
         return prefill_tokens * self._token_s + output_tokens * self._output_token_s
 
 
-def _without_room(load: ReplicaLoad) -> Iterator[tuple[Claim, int, int]]:
-    """Requests sent since the last report for which there was no row any more."""
+def _without_room(load: ReplicaLoad) -> Iterator[tuple[Claim, float, float]]:
+    """Requests sent since the last report, or parts of them, for which there was no row any more."""
     report = load.report
     num_free = max(0, report.max_num_seqs - report.num_running - report.num_waiting)
-    for i, routed in enumerate(load.routed):
-        if i >= num_free:
-            yield routed.claim, routed.prefill_tokens, routed.tokens - routed.prompt_tokens
+    for routed in load.routed:
+        num_free -= routed.num_prompts
+        if num_free < 0:
+            share = min(1.0, -num_free / routed.num_prompts)
+            output_tokens = routed.tokens - routed.prompt_tokens
+            yield routed.claim, share * routed.prefill_tokens, share * output_tokens
 
 
 def expected_output(query: RouteQuery) -> int:

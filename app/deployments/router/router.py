@@ -69,8 +69,9 @@ class Router:
 
         `block_hashes` are those of the prompt's full blocks, one after the other.
         """
-        num_choices = 1 if claim is None else claim.num_choices
-        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter, num_choices)
+        num_choices, num_prompts = (1, 1) if claim is None else (claim.num_choices, claim.num_prompts)
+        hashes = split_hashes(block_hashes)
+        query = RouteQuery(num_prompt_tokens, max_tokens, hashes, session, adapter, num_choices, num_prompts)
         allowed = self._pools[model].book.names - set(excluded) if excluded else None
         return self._admissions[model].answer(query, claim, allowed)
 

@@ -17,6 +17,7 @@ class Claim(NamedTuple):
     until_first_token: bool = False  # what the deadline is for; else the end
     is_retry: bool = False  # the client has sent it before, or a replica has had it
     num_choices: int = 1  # of the prompt, which go to one replica
+    num_prompts: int = 1  # that it stands for (records/bundle.py)
     may_wait: bool = False  # rather than be refused: it has been taken in already
 
 

@@ -52,7 +52,7 @@ class _Entry:
             settled = load.routed.popleft()
             load.routed_tokens -= settled.tokens
             load.routed_prefill_tokens -= settled.prefill_tokens
-            load.routed_requests -= 1
+            load.routed_requests -= settled.num_prompts
 
 
 class LoadBook:
@@ -152,10 +152,11 @@ class LoadBook:
         now = self._clock()
         load = entry.load
         prefill_tokens = max(1, query.num_prompt_tokens - sum(match) * load.report.block_size)
-        load.routed.append(Routed(now, query.num_tokens, query.num_prompt_tokens, prefill_tokens, claim))
+        number = query.num_prompts
+        load.routed.append(Routed(now, query.num_tokens, query.num_prompt_tokens, prefill_tokens, claim, number))
         load.routed_tokens += query.num_tokens
         load.routed_prefill_tokens += prefill_tokens
-        load.routed_requests += 1
+        load.routed_requests += number
         if self.index is not None and self._policy.uses_index:
             # The last full block of a prompt, with two tokens left behind it (engine/kv_cache/state_manager.py).
             num_to_state = (query.num_prompt_tokens - 2) // load.report.block_size

@@ -9,6 +9,8 @@ import pytest
 from app.deployments.channel import submitter
 from app.deployments.channel.submitter import Submitter
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
+from app.records.bundle import Bundle
+from app.records.media import MediaAsk
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -41,8 +43,8 @@ class Desk:
         request = EngineRequest("a", self.prompt if prompt is None else prompt, SamplingParams())
         return [asyncio.create_task(self.submitter.submit(str(i), request)) for i in stream_ids]
 
-    def pool(self, stream_id: int, num_tokens: int) -> asyncio.Task[MantaError | None]:
-        request = EngineRequest("a", [1] * num_tokens, PoolingParams(task="embed"))
+    def pool(self, stream_id: int, num_tokens: int, *asks: object) -> asyncio.Task[MantaError | None]:
+        request = EngineRequest("a", [1] * num_tokens, PoolingParams(task="embed"), asks=asks)
         return asyncio.create_task(self.submitter.submit(str(stream_id), request))
 
     async def called(self, num_calls: int) -> None:
@@ -75,8 +77,8 @@ def test_what_comes_during_a_call_is_the_next_one_and_each_gets_its_own_answer()
     run(main())
 
 
-@pytest.mark.parametrize("how", ["error", "cancelled", "closed"])
-def test_a_call_that_fails_is_the_answer_to_all_that_wait_for_it(how: str) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_the_end_of_a_replica_is_the_answer_to_all_that_wait(how: str) -> None:
     async def main() -> None:
         desk = Desk()
         first = desk.send(0, 2)
@@ -85,10 +87,8 @@ def test_a_call_that_fails_is_the_answer_to_all_that_wait_for_it(how: str) -> No
         await asyncio.sleep(0)
         if how == "closed":
             desk.submitter.close("the replica is gone")
-        elif how == "cancelled":  # by Ray, as its actor is gone
+        else:  # by Ray, as its actor is gone
             desk.port.answers[0].cancel()
-        else:
-            desk.port.answers[0].set_exception(EngineDeadError("no answer"))
         answers = await asyncio.gather(*first, *later, return_exceptions=True)
         assert [type(answer) for answer in answers] == [EngineDeadError] * 3
         assert len(desk.port.calls) == 1
@@ -126,5 +126,52 @@ def test_prompts_of_pooling_models_travel_together_up_to_so_many_tokens() -> Non
                     answer.set_result(None)
         answers = await asyncio.gather(first, *rest, *other)
         assert [answer and answer.message for answer in answers] == [None] * 4 + ["odd 9", None]
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_a_call_that_fails_is_the_answer_to_those_that_were_in_it(is_pooled: bool) -> None:
+    """The others have not been sent: what one call ended with says nothing of theirs."""
+
+    async def main() -> None:
+        desk = Desk()
+
+        def send(*stream_ids: int) -> list[asyncio.Task[MantaError | None]]:
+            return [desk.pool(i, 5) for i in stream_ids] if is_pooled else desk.send(*stream_ids)
+
+        first = send(0, 2)
+        await desk.called(1)
+        later = send(4, 5)
+        await until(lambda: sum(map(len, desk.submitter._waiting.values())) == 2)
+        desk.port.answers[0].set_exception(EngineDeadError("no answer"))
+        await desk.called(2)
+        assert desk.port.calls == [[0, 2], [4, 5]]
+        desk.port.answers[1].set_result(None)
+        answers = await asyncio.gather(*first, *later, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [EngineDeadError] * 2 + [type(None), InvalidRequestError]
+        assert not desk.submitter._waiting
+        again = send(6)
+        await desk.called(3)
+        desk.port.answers[2].set_exception(EngineDeadError("no answer"))
+        with pytest.raises(EngineDeadError):
+            await again[0]
+        assert not desk.submitter._waiting
+
+    run(main())
+
+
+def test_what_brings_a_picture_to_a_pooling_model_goes_alone() -> None:
+    """Its one token says nothing of its pixels, of which a message takes only so many."""
+
+    async def main() -> None:
+        desk = Desk()
+        waiting = [desk.pool(2 * i, 1, MediaAsk(())) for i in range(3)]
+        waiting += [desk.pool(6, 5, Bundle((2, 3), (None, None))), desk.pool(8, 5)]
+        await desk.called(4)
+        assert sorted(desk.port.calls) == [[0], [2], [4], [6, 8]]
+        for answer in desk.port.answers:
+            answer.set_result(None)
+        assert await asyncio.gather(*waiting) == [None] * 5
 
     run(main())

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from app.config.admission import AdmissionConfig, TenantConfig
 from app.deployments.ingress.ingress import Ingress
+from app.errors import OverloadedError
 from app.records.bundle import bundled
 from app.records.outputs import EngineOutput
 from app.records.pooling_params import PoolingParams
@@ -79,7 +81,7 @@ def test_a_bundle_counts_as_its_prompts() -> None:
         _names=SimpleNamespace(
             of_request=lambda name: SimpleNamespace(name=name, engine_name=name, max_kv_tokens=9),
         ),
-        _check_room=lambda placement: None,
+        _check_room=lambda placement, count: None,
         _num_requests=0,
         _num_of_tenant=Counter[str](),
         _idle=SimpleNamespace(clear=lambda: None, set=lambda: None),
@@ -95,3 +97,24 @@ def test_a_bundle_counts_as_its_prompts() -> None:
     assert len(run(main())) == 1
     assert dispatcher.counted == [(5, 5)]
     assert (ingress._num_requests, ingress._num_of_tenant) == (0, {})
+
+
+@pytest.mark.parametrize(("of_tenant", "of_all"), [(4, 100), (None, 6)])
+def test_a_bundle_has_room_only_as_a_whole(of_tenant: int | None, of_all: int) -> None:
+    ingress = SimpleNamespace(
+        _config=SimpleNamespace(
+            admission=AdmissionConfig(other_tenants=TenantConfig(max_requests=of_tenant)),
+            ingress=SimpleNamespace(limits=SimpleNamespace(max_waiting_requests=of_all)),
+        ),
+        _recorder=MetricsRecorder({"ingress": "i"}, scope="ingress"),
+        _num_requests=3,
+        _num_of_tenant=Counter({"tenant": 1}),
+    )
+
+    def check(count: int) -> None:
+        Ingress._check_room(cast(Any, ingress), Placement(tenant="tenant"), count)
+
+    check(1)
+    check(3)
+    with pytest.raises(OverloadedError, match="at most 4 " if of_tenant else "3 requests are in flight"):
+        check(4)

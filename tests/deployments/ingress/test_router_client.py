@@ -10,6 +10,7 @@ import pytest
 from app.deployments.ingress import router_client
 from app.deployments.ingress.router_client import RouterClient
 from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.routing.claim import Claim
 from app.deployments.routing.policies.base import Decision
 from app.records.block_hash import hash_blocks, root_hash
 from app.records.bundle import bundled
@@ -65,10 +66,10 @@ def test_of_a_bundle_the_first_prompt_says_what_is_cached() -> None:
         client = RouterClient(router, PromptHasher(KEY), patience_s())
         load = LoadReport("m", "a", "1", True, 0, 0, 0, 64, 16, 0, model_revision="weights")
         both = [EngineRequest(str(i), list(range(i, i + 40)), PoolingParams(task="embed")) for i in range(2)]
-        await client.place("m", bundled(both), load)
+        await client.place("m", bundled(both), load, claim=Claim())
         root = root_hash(KEY, model="weights", cache_root=b"")
-        ((_, num_tokens, _, hashes, *_),) = router.asked
-        assert num_tokens == 80
+        ((_, num_tokens, _, hashes, *_, claim),) = router.asked
+        assert (num_tokens, claim) == (80, Claim(num_prompts=2))
         assert hashes == b"".join(hash_blocks(KEY, root, list(range(39)), 16))
 
     run(main())

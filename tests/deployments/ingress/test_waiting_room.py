@@ -9,6 +9,8 @@ import pytest
 from app.config.autoscaling import AutoscalingConfig
 from app.deployments.ingress.waiting_room import WaitingRoom
 from app.errors import DeadlineError, EngineDeadError, OverloadedError
+from app.records.bundle import bundled
+from app.records.pooling_params import PoolingParams
 from app.records.request import Deadline, EngineRequest, Placement
 from app.records.sampling_params import SamplingParams
 from tests.limits import AT_ONCE_S, run, until
@@ -55,6 +57,19 @@ def test_where_the_number_of_replicas_is_fixed_nobody_waits() -> None:
     async def scene() -> None:
         with pytest.raises(EngineDeadError, match="no engine replica of model 'm'"):
             await WaitingRoom("m").wait(request(), lambda: False)
+
+    run(scene())
+
+
+def test_a_bundle_has_one_place_and_wakes_as_many_replicas_as_its_prompts() -> None:
+    async def scene() -> None:
+        prompts = [EngineRequest(str(i), [1] * 5, PoolingParams(task="embed")) for i in range(3)]
+        waiting, is_open = room(), False
+        tasks = [asyncio.create_task(waiting.wait(bundled(prompts), lambda: is_open)) for _ in range(2)]
+        await until(lambda: (waiting.num_requests, waiting.num_tokens) == (6, 30))
+        is_open = True
+        await asyncio.gather(*tasks)
+        assert (waiting.num_requests, waiting.num_tokens) == (0, 0)
 
     run(scene())
 

@@ -72,6 +72,19 @@ def test_the_wait_is_that_of_a_queue_which_is_served_fairly(seed: int) -> None:
             assert QueueWait(load).wait_s(claim(tenant, name), 1000, 100) == pytest.approx(expected, rel=0.02, abs=0.05)
 
 
+def test_of_a_bundle_waits_what_its_prompts_would_wait_one_by_one() -> None:
+    """Those that have rows do not wait."""
+    waits = []
+    for num_queries, num_prompts in ((1, 8), (8, 1), (2, 4)):
+        book = make(report(running=0))._book
+        query = RouteQuery(800 // num_queries, 80 // num_queries, num_prompts=num_prompts)
+        for _ in range(num_queries):
+            book.count_request("a", query, claim=claim("other"))
+        waits.append(QueueWait(book.load("a")).total_s())
+    assert waits == pytest.approx([waits[0]] * 3)
+    assert waits[0] > 0
+
+
 def test_it_runs_off_at_the_rate_that_the_engine_measures() -> None:
     slow = QueueWait(ReplicaLoad(report("a", queue("x", 10.0), queue("me", 10.0), rate=0.5)))
     fast = QueueWait(ReplicaLoad(report("a", queue("x", 10.0), queue("me", 10.0), rate=1.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_routed_requests_count_until_a_report_covers_them() -> None:
     clock.now += 1
     book.report(report("a", 120))
     assert outstanding(book) == {"a": 120}
+
+
+def test_a_bundle_counts_as_its_prompts_until_a_report_covers_it() -> None:
+    book, clock = make()
+    book.report(report("a"))
+    book.route(replace(QUERY, num_prompts=5))
+    book.route(QUERY)
+    assert (book.load("a").num_requests, book.load("a").routed_tokens) == (6, 300)
+    clock.now += 1
+    book.report(report("a"))
+    assert (book.load("a").num_requests, book.load("a").routed_tokens) == (0, 0)
 
 
 def test_burst_between_reports_is_spread() -> None:

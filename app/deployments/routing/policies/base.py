@@ -36,6 +36,7 @@ class RouteQuery:
     session: str = ""  # requests of one session, where the client names it
     adapter: str = ""  # digest of the adapter that the request uses, in hex digits
     num_choices: int = 1  # that `max_tokens` is for, together
+    num_prompts: int = 1  # that it stands for, each of which takes a row
 
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:
@@ -51,7 +52,8 @@ class RouteQuery:
         """The same for all `n` choices of the request's prompt: they share its KV, each generates its own tokens."""
         query = cls.of(request)
         number = request.num_choices
-        return replace(query, max_tokens=query.max_tokens * number, num_choices=number)
+        most = query.max_tokens * number
+        return replace(query, max_tokens=most, num_choices=number, num_prompts=request.num_prompts)
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +69,7 @@ class Routed(NamedTuple):
     prompt_tokens: int
     prefill_tokens: int  # those of the prompt that it has to compute
     claim: Claim
+    num_prompts: int = 1
 
 
 @dataclass(slots=True)
