@@ -62,9 +62,9 @@ class RouterClient:
             tokens = tokens[: bundle.lengths[0]]
         hashes = await self._hasher.hash_prompt(tokens, root, load, request.asks)
         query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
-        numbers = {"num_choices": query.num_choices, "num_prompts": query.num_prompts}
-        claimed = None if claim is None else claim._replace(**numbers)
-        return await self._ask((*route_arguments(model, query), excluded, claimed))
+        if claim is not None:
+            claim = claim._replace(num_choices=query.num_choices, num_prompts=query.num_prompts)
+        return await self._ask((*route_arguments(model, query), excluded, claim))
 
     async def _ask(self, arguments: tuple[Any, ...]) -> Answer | None:
         began_s = time.monotonic()
