@@ -86,7 +86,7 @@ class Rendezvous:
         while len(arrived) < count:
             if check is not None:
                 check()
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = _left_s(deadline)
             ready = self._poll.poll((left_s if check is None else min(left_s, _CHECK_S)) * 1000)
             if not ready and time.monotonic() < deadline:
                 continue
@@ -98,27 +98,47 @@ class Rendezvous:
             connection = FrameConnection(sock)
             # The unix socket's are this user's: one that is slow has no turn at a core.
             may_be_ours = sock.family == socket.AF_UNIX
-            patience_s = max(_GREETING_TIMEOUT_S, deadline - time.monotonic() if may_be_ours else 0.0)
-            rank = self._greet(connection, patience_s)
+            soon = time.monotonic() + _GREETING_TIMEOUT_S
+            rank = self._greet(connection, max(soon, deadline) if may_be_ours else soon, check)
             if rank is None or rank in arrived or rank >= count:
                 connection.close()
             else:
                 arrived[rank] = connection
         return [arrived[number] for number in range(count)]
 
-    def _greet(self, connection: FrameConnection, patience_s: float) -> int | None:
-        """The rank of a worker that has shown the secret; None of anybody else."""
+    def _greet(
+        self, connection: FrameConnection, deadline: float, check: Callable[[], None] | None = None
+    ) -> int | None:
+        """The rank of a worker that has shown the secret by then; None of anybody else."""
         secret, own = self.address.secret, secrets.token_bytes(_NONCE_BYTES)
         try:
             with connection.limited(_GREETING_BYTES):
-                hello = connection.recv(patience_s)
-                connection.send(own + _proof(secret, b"driver", hello, own), patience_s)
-                shown = connection.recv(patience_s)
+                hello = _heard(connection, deadline, check)
+                connection.send(own + _proof(secret, b"driver", hello, own), _left_s(deadline))
+                shown = _heard(connection, deadline, check)
         except (ConnectionLostError, TimeoutError):
             return None
         if len(hello) != _NONCE_BYTES + 4 or not hmac.compare_digest(shown, _proof(secret, b"worker", hello, own)):
             return None
         return int.from_bytes(hello[_NONCE_BYTES:], "little")
+
+
+def _heard(connection: FrameConnection, deadline: float, check: Callable[[], None] | None) -> bytes:
+    """The next frame; TimeoutError where none has come by then. What has come of it stays from one wait to the next."""
+    while True:
+        if check is not None:
+            check()
+        left_s = _left_s(deadline)
+        wait_s = left_s if check is None else min(left_s, _CHECK_S)
+        try:
+            return connection.recv(wait_s)
+        except TimeoutError:
+            if wait_s == left_s:
+                raise
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def connect(address: Address, rank: int, same_node: bool) -> tuple[FrameConnection, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -144,6 +147,46 @@ def test_a_worker_of_this_node_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> N
         connection, _ = connect(rendezvous.address, 0, same_node=True)
         assert len(accepted.result()) == 1
     connection.close()
+
+
+def test_a_worker_that_says_nothing_keeps_no_check_waiting() -> None:
+    """The process behind it may be dead, which only the check can tell."""
+    checks = 0
+
+    def third_fails() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 3:  # before the greeting, at its begin, and after a wait in it
+            raise RuntimeError("the worker is dead")
+
+    with Rendezvous(None) as rendezvous, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(rendezvous.address.unix_path)
+        with pytest.raises(RuntimeError, match="the worker is dead"):
+            rendezvous.accept(1, limits.patience_s(), check=third_fails)
+
+
+def test_a_greeting_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [100.0], []
+
+    class Slow:
+        """Takes three seconds for each frame."""
+
+        def limited(self, num_bytes: int) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def send(self, payload: bytes, timeout_s: float) -> None:
+            waits.append(timeout_s)
+            now[0] += 3.0
+
+        def recv(self, timeout_s: float) -> bytes:
+            self.send(b"", timeout_s)
+            return b""
+
+    peer: Any = Slow()
+    monkeypatch.setattr("app.engine.executor.worker_group.rendezvous.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Rendezvous(None) as rendezvous:
+        assert rendezvous._greet(peer, 108.0) is None
+    assert waits == [8.0, 5.0, 2.0]
 
 
 def test_missing_ranks_are_named() -> None:
