@@ -40,6 +40,8 @@ CHAT_SPEECH: Registry[type[ChatSpeech]] = Registry(
 class ChatSpeech(Speech):
     """Holds what makes its prompts."""
 
+    hears_in_prompt = True
+
     media: ModelMedia
     template: ChatTemplate
     tokenizer: Tokenizer
@@ -121,7 +123,7 @@ class ChatSpeech(Speech):
         self, heard: object, context: Sequence[int], language: str | None, task: str, most: int, *, timestamps: bool
     ) -> Asked:
         """See Speech."""
-        begun = "" if language is None else self.begin(self.names[language])
+        begun = "" if language is None else self.begin(self.names.get(language, language))
         return self.request(heard, context, begun, SamplingParams(max_tokens=MAX_TOKENS), most)
 
     def request(self, heard: object, context: Sequence[int], begun: str, params: SamplingParams, most: int) -> Asked:

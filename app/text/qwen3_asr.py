@@ -14,7 +14,8 @@ from app.text.speech import Asked, Detected
 from app.text.tokenizer import Tokenizer
 
 MARK = "<asr_text>"  # between the language and the text
-_LANGUAGE = re.compile(r"\s*language\s+([^<\n]+)")
+_LANGUAGE = re.compile(r"\s*(language\s+)?([^<\n]+)", re.IGNORECASE)
+_NOBODY = "language none"
 _LANGUAGE_TOKENS = 12  # in which one is named
 
 
@@ -48,12 +49,16 @@ class Qwen3AsrSpeech(ChatSpeech):
         return self.request(heard, context, "", params, 1 << 30)
 
     def detected(self, output: CompletionOutput, tokenizer: Tokenizer) -> Detected:
-        """See Speech; a language that cannot be given is none."""
-        found = _LANGUAGE.match(tokenizer.decode(output.token_ids, True))
-        name = "" if found is None else found[1].strip().lower()
+        """See Speech; a language that cannot be given comes back by the name before the mark. An answer without the
+        mark is a text, if it is no language that can be given."""
+        before, mark, _ = tokenizer.decode(output.token_ids, True).partition(MARK)
+        if before.strip().lower() == _NOBODY:
+            return Detected(None, 0.0, is_silent=True)
+        found = _LANGUAGE.match(before)
+        name = found[2].strip() if found is not None and (mark or found[1]) else ""
         own = {own.lower(): code for code, own in self.names.items()}
-        code = own.get(name, code_of(name))
-        return Detected(code if code in self.names else None, 0.0)
+        code = own.get(name.lower(), code_of(name))
+        return Detected(code if code in self.names else (mark and name) or None, 0.0)
 
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
         """See Speech."""

@@ -30,8 +30,9 @@ class Asked:
 class Detected:
     """Says what the model hears before the first word."""
 
-    language: str | None  # a code; None for a model of one language, or where nobody speaks
+    language: str | None  # a code, or a name that has none; None for a model of one language, or where none is named
     no_speech: float
+    is_silent: bool = False  # nobody speaks: there is no text to ask for
 
 
 class Speech(ABC):
@@ -39,6 +40,7 @@ class Speech(ABC):
 
     reader: SoundReader
     tells_silence: bool = False  # how likely it is that nobody speaks
+    hears_in_prompt: bool = False  # the sound stands in its prompts, and counts as their tokens
     alignment_bytes: int = 0  # memory of what aligns the longest transcript of a piece with it
     first_timestamp: int | None = None  # the token of time 0; None: it tells no times
     timestamp_s: float = 0.0  # from one time to the next

@@ -57,6 +57,24 @@ def test_the_language_of_an_answer(speech: Qwen3AsrSpeech, answer: str) -> None:
     assert found == {own: code for code, own in judge.LANGUAGE_CODE_TO_NAME.items()}.get(name)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("language Ukrainian<asr_text>", "Klingon<asr_text>", "language <asr_text>", "<asr_text>", "no language"),
+        *("language lessons are dear", "None of it", "language None of it", ""),
+    ],
+)
+def test_only_none_is_silence(speech: Qwen3AsrSpeech, answer: str) -> None:
+    """Other languages come back by their names, as the judge has them; where none is named the text is asked for."""
+    decoder: Any = Decoder(answer)
+    found = speech.detected(CompletionOutput(0), decoder)
+    expected = judge._parse_single_output(answer)["language"]
+    assert (found.language, found.is_silent) == (expected, False)
+    for nobody in ("language None<asr_text>", " Language none <asr_text>", "language None"):
+        decoder = Decoder(nobody)
+        assert speech.detected(CompletionOutput(0), decoder).is_silent
+
+
 def test_what_it_does_not_do(speech: Qwen3AsrSpeech) -> None:
     for refused in (speech.check_times, speech.check_words, lambda: speech.check_task("translate")):
         with pytest.raises(UnsupportedError):

@@ -10,14 +10,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from app.api.engine_client import EngineClient, PromptPlace, RouteInfo
 from app.api.generation.events import Choice, close_outputs
 from app.api.generation.request_builder import RequestBuilder
 from app.errors import EngineDeadError
 from app.records.alignment_ask import AlignmentAsk
+from app.records.media import MediaAsk
 from app.records.outputs import CompletionOutput
-from app.records.request import Placement
+from app.records.request import EngineRequest, Placement
 from app.records.sampling_params import MAX_SEED, SamplingParams
 from app.records.step import Float32Array
 from app.text.output_processor import OutputProcessor, TextDelta
@@ -59,6 +61,12 @@ class Attempt:
     num_heard: int = 0  # of them, those that are the sound
     no_speech: float | None = None  # the probability that nobody speaks; None: it was not asked for
 
+    @classmethod
+    def of(cls, request: EngineRequest, output: CompletionOutput, text: str, temperature: float) -> Self:
+        """The attempt that a request became."""
+        items = [item for ask in request.asks if isinstance(ask, MediaAsk) for item in ask.items]
+        return cls(output, text, temperature, len(request.prompt_token_ids), sum(item.length for item in items))
+
     @property
     def mean_logprob(self) -> float:
         """Mean logprob of its tokens, the end among them."""
@@ -98,16 +106,17 @@ class PieceRequests:
     place: PromptPlace = field(default_factory=PromptPlace)
     num_asked: int = 0
 
-    async def detect(self) -> Detected:
-        """Ask which language is spoken."""
+    async def detect(self) -> tuple[Detected, Attempt]:
+        """Ask which language is spoken. Returns the attempt, too, that this is where nobody speaks."""
         speech = self.ask.speech
         asked = speech.detection(self.heard, self.ask.context)
         if asked is None:
-            return Detected(None, 0.0)
+            return Detected(None, 0.0), Attempt(CompletionOutput(0), "", 0.0, 0)
         output = CompletionOutput(0)
-        async for delta in self.deltas(self._choice(asked.prompt, asked.params, *asked.asks)):
+        choice = self._choice(asked.prompt, asked.params, *asked.asks)
+        async for delta in self.deltas(choice):
             delta.add_to(output)
-        return speech.detected(output, self.ask.model.tokenizer)
+        return speech.detected(output, self.ask.model.tokenizer), Attempt.of(choice.request, output, "", 0.0)
 
     def choice(self, language: str | None, temperature: float) -> Choice:
         """The request for the piece's text."""

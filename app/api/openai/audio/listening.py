@@ -23,7 +23,6 @@ from app.api.openai.audio.attempts import Ask, Attempt, PieceRequests
 from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
-from app.records.media import MediaAsk
 from app.records.outputs import CompletionOutput
 from app.text.speech import Detected
 
@@ -60,7 +59,7 @@ class Listening:
         is_live: bool,
     ) -> None:
         self.ask = ask
-        self.language = language  # a code; found out from the first piece where it is not given
+        self.language = language  # as Detected has it; where it is not given, that of the first piece with speech
         self.heard: list[Heard] = []  # once the stream has ended: all pieces in order
         self.route = RouteInfo()
         self._client = client
@@ -115,10 +114,10 @@ class Listening:
 
     async def _run(self) -> None:
         try:
-            first = await self._begin()
+            first, num_silent = await self._begin(), len(self._done)
             async with asyncio.TaskGroup() as group:
-                for index, piece in enumerate(self._pieces):
-                    group.create_task(self._hear(index, piece, first if index == 0 else None))
+                for index, piece in list(enumerate(self._pieces))[num_silent:]:
+                    group.create_task(self._hear(index, piece, first if index == num_silent else None))
         except* Exception as errors:
             self._error = _first_of(errors)
         self.heard = [self._done[index] for index in range(len(self._pieces))] if self._error is None else []
@@ -126,14 +125,20 @@ class Listening:
         self._wake.set()
 
     async def _begin(self) -> tuple[PieceRequests, Detected] | None:
-        """The first piece, from which the language is found out where it is not given."""
+        """The first piece in which somebody speaks, from which the language is found out where it is not given; those
+        before it are done, one after another: the language is the same however the pieces' answers come."""
         if self.language is not None or not self.ask.speech.languages:
             return None
-        await self._turns.take()  # the first piece's own, which it keeps
-        requests = await self._requests(0, self._pieces[0])
-        detected = await requests.detect()
-        self.language = detected.language
-        return requests, detected
+        for index, piece in enumerate(self._pieces):
+            await self._turns.take()  # the piece's own, which the one that is returned keeps
+            requests = await self._requests(index, piece)
+            detected, silence = await requests.detect()
+            if not detected.is_silent:
+                self.language = detected.language
+                return requests, detected
+            self._turns.give_back()
+            self._end(index, Heard(piece, silence))
+        return None
 
     async def _requests(self, index: int, piece: Piece) -> PieceRequests:
         with in_field(self._field):
@@ -146,18 +151,20 @@ class Listening:
         try:
             requests, detected = (await self._requests(index, piece), None) if first is None else first
             language = self.language
-            if language is None and self.ask.speech.languages:  # nobody spoke in the first piece
-                detected = detected or await requests.detect()
+            if language is None and detected is None and self.ask.speech.languages:  # the first answer named none
+                detected, silence = await requests.detect()
                 language = detected.language
-                if language is None:
-                    self._done[index] = Heard(piece, Attempt(CompletionOutput(0), "", 0.0, 0))
-                    self._wake.set()
+                if detected.is_silent:
+                    self._end(index, Heard(piece, silence))
                     return
             attempt = await self._best(requests, language, None if detected is None else detected.no_speech)
             ends_s = await self._ends(requests, piece, attempt) if self.ask.has_words else ()
         finally:
             self._turns.give_back()
-        self._done[index] = Heard(piece, attempt, ends_s)
+        self._end(index, Heard(piece, attempt, ends_s))
+
+    def _end(self, index: int, heard: Heard) -> None:
+        self._done[index] = heard
         self._wake.set()
 
     async def _best(self, requests: PieceRequests, language: str | None, no_speech: float | None) -> Attempt:
@@ -169,7 +176,7 @@ class Listening:
         for temperature in self.ask.temperatures:
             attempt = await self._attempt(requests, language, temperature)
             if tells and no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful):
-                no_speech = (await requests.detect()).no_speech
+                no_speech = (await requests.detect())[0].no_speech
             attempt = replace(attempt, no_speech=no_speech)
             if not attempt.should_be_repeated:
                 break
@@ -201,9 +208,7 @@ class Listening:
             self.route.replica_id = requests.place.replica_id
         said = self.ask.speech.text(output.token_ids, self.ask.model.tokenizer)
         text = output.text if self._is_live else self._between(requests, language, said)
-        items = [item for ask in choice.request.asks if isinstance(ask, MediaAsk) for item in ask.items]
-        num_prompt_tokens, num_heard = len(choice.request.prompt_token_ids), sum(item.length for item in items)
-        return Attempt(output, text, temperature, num_prompt_tokens, num_heard)
+        return Attempt.of(choice.request, output, text, temperature)
 
     def _between(self, requests: PieceRequests, language: str | None, said: str) -> str:
         """Returns what is said, behind what stands between it and the piece before."""

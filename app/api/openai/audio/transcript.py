@@ -118,7 +118,7 @@ class Transcript:
     def token_usage(self) -> dict[str, Any]:
         """Tokens in and out, as streams say them."""
         heard = sum(one.attempt.num_heard for one in self.heard)
-        audio = heard or math.ceil(self.seconds * AUDIO_TOKENS_PER_S)  # what is attended to stands in no prompt
+        audio = heard if self.ask.speech.hears_in_prompt else math.ceil(self.seconds * AUDIO_TOKENS_PER_S)
         text = sum(one.attempt.num_prompt_tokens for one in self.heard) - heard
         output = sum(len(one.attempt.output.token_ids) for one in self.heard)
         return {

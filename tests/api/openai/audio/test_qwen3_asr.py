@@ -80,6 +80,7 @@ class Listener(ScriptedClient):
         self.model = model
         self.hears: Callable[[EngineRequest], str] = lambda request: "German"
         self.says = "Hallo Welt"
+        self.answers: Callable[[EngineRequest], str] = lambda request: f"language {self.hears(request)}{MARK}"
 
     def ids(self, text: str) -> list[int]:
         return self.model.tokenizer.encode(text, add_special_tokens=False)
@@ -94,7 +95,7 @@ class Listener(ScriptedClient):
         (item,) = ask.items
         assert request.prompt_token_ids[item.offset : item.offset + item.length] == [SOUND] * item.length
         is_asked = not self.prompt_of(request).endswith(MARK)
-        text = f"language {self.hears(request)}{MARK}" if is_asked else self.says
+        text = self.answers(request) if is_asked else self.says
         tokens = self.ids(text) + ([] if is_asked else [self.model.info.eos_token_ids[0]])
         for start in range(0, len(tokens), 3):
             part = tokens[start : start + 3]
@@ -148,7 +149,38 @@ def test_the_language_is_found_out_once(client: Listener, http: httpx.Client, mo
 
     client.hears = second_speaks
     assert post(http, LONG).json()["text"] == "Hallo Welt Hallo Welt"
-    assert len(client.requests) - begins == 3 + 2  # each was asked for itself, two of them for their texts
+    assert len(client.requests) - begins == 2 + 2  # the second told the language to the third
+    prompts = [client.prompt_of(request) for request in client.requests[begins:]]
+    assert sorted(prompts) == sorted([f"{BEFORE}{BEHIND}", f"{BEFORE}{BEHIND}language German{MARK}"] * 2)
+
+
+def test_a_text_is_kept_whatever_its_language(client: Listener, http: httpx.Client) -> None:
+    client.hears = lambda request: "Ukrainian"  # none of those that may be given
+    assert post(http).json()["text"] == "Hallo Welt"
+    assert client.prompt_of(client.requests[-1]) == f"{BEFORE}{BEHIND}language Ukrainian{MARK}"
+    client.answers = lambda request: "nothing but text"
+    assert post(http).json()["text"] == "nothing but text"
+    assert client.prompt_of(client.requests[-1]) == f"{BEFORE}{BEHIND}"
+
+
+def test_usage_of_silence_is_what_was_asked(client: Listener, http: httpx.Client) -> None:
+    client.hears = lambda request: "None"
+    answer = post(http, stream="true")
+    done = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")][-1]
+    (request,) = client.requests
+    heard, whole = request.prompt_token_ids.count(SOUND), len(request.prompt_token_ids)
+    said = len(client.ids(f"language None{MARK}"))
+    assert heard > 0
+    assert (done["text"], done["usage"]) == (
+        "",
+        {
+            "type": "tokens",
+            "input_tokens": whole,
+            "input_token_details": {"audio_tokens": heard, "text_tokens": whole - heard},
+            "output_tokens": said,
+            "total_tokens": whole + said,
+        },
+    )
 
 
 def test_streams_and_usage(client: Listener, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
