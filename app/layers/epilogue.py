@@ -7,6 +7,7 @@ An epilogue knows both ways: joined to a product that is still to be made, where
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -55,8 +56,11 @@ class Plain(Epilogue[torch.Tensor]):
 class Act(Epilogue[torch.Tensor]):
     """An activation, [T, N]."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, ctx: BuildContext, name: str) -> None:
         self._act, self._plain = activation(name), PLAIN_ACTIVATIONS.get(name)
+        activate = ctx.kernels(FUSED_OPS).activate
+        if self._plain is not None and activate is not None:
+            self._act = partial(activate, activation=self._plain)
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N]."""

@@ -18,7 +18,7 @@ class PlainMLP(Layer):
         super().__init__()
         self.up_proj = ColumnLinear(ctx, hidden_size, intermediate_size, bias)
         self.down_proj = RowLinear(ctx, intermediate_size, hidden_size, bias)
-        self.act = Act(hidden_act)
+        self.act = Act(ctx, hidden_act)
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext | None = None) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""

@@ -81,6 +81,7 @@ SHOWN = SHOWN_ON_GPUS | {
 }
 # Those whose logits they compare over numbers of workers, too.
 OVER_LAYOUTS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_ACTIVATIONS_ON_GPUS = {name for name, kernel in PLAIN_ACTIVATIONS.items() if kernel in ("silu", "gelu_tanh")}
 _ACTIVATIONS = {"relu"} | {name for name, kernel in PLAIN_ACTIVATIONS.items() if kernel in ACTIVATIONS}
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
@@ -109,12 +110,13 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         raise _refusal("on CPUs and NVIDIA's Hopper GPUs only so far: no other has shown that its kernels are exact")
     if info.runner(config.runner) != "generate":
         raise _refusal("for models that generate only")
-    shown = SHOWN_ON_GPUS if device.type == "cuda" else SHOWN
+    on_gpu = device.type == "cuda"
+    where = "GPUs" if on_gpu else "CPUs"
+    shown, activations = (SHOWN_ON_GPUS, _ACTIVATIONS_ON_GPUS) if on_gpu else (SHOWN, _ACTIVATIONS)
     if not runs_natively(info) or info.architecture not in shown:
-        where = "GPUs" if device.type == "cuda" else "CPUs"
         raise _refusal(f"{info.architecture} was not shown to be exact on {where}; known: {', '.join(sorted(shown))}")
-    if (act := readable(MODELS.load(info.architecture).settings, info).hidden_act) not in _ACTIVATIONS:
-        raise _refusal(f"the activation {act} was not shown to be exact")
+    if (act := readable(MODELS.load(info.architecture).settings, info).hidden_act) not in activations:
+        raise _refusal(f"the activation {act} was not shown to be exact on {where}")
     if dtype not in DTYPES[device.type]:
         names = " or ".join(str(one).removeprefix("torch.") for one in DTYPES[device.type])
         raise ConfigError(f"deterministic: dtype {names}", param="dtype")
@@ -123,12 +125,12 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
             "deterministic: say num_threads, the same for all replicas: a product's sums may depend on it",
             param="num_threads",
         )
-    is_gpu, over_layouts = device.type == "cuda", config.deterministic == "batch_and_layout"
+    over_layouts = config.deterministic == "batch_and_layout"
     if over_layouts:
         _refuse_layout(config, info)
-    if info.quantization_scheme and (is_gpu or over_layouts):
+    if info.quantization_scheme and (on_gpu or over_layouts):
         raise _refusal(f"the checkpoint is quantized: {_QUANTIZED}")
-    for name, reason in _refused(is_gpu, over_layouts).items():
+    for name, reason in _refused(on_gpu, over_layouts).items():
         if getattr(config, name) != EngineConfig.model_fields[name].default:
             raise ConfigError(f"{name}: {reason}; leave it out, or deterministic", param=name)
     drafter = config.speculative_config
@@ -139,11 +141,11 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         )
 
 
-def _refused(is_gpu: bool, over_layouts: bool) -> dict[str, str]:
-    refused = {**_REFUSED, "quantization": _QUANTIZED} if is_gpu or over_layouts else dict(_REFUSED)
+def _refused(on_gpu: bool, over_layouts: bool) -> dict[str, str]:
+    refused = {**_REFUSED, "quantization": _QUANTIZED} if on_gpu or over_layouts else dict(_REFUSED)
     if over_layouts:
         return refused
-    return {**refused, **_OF_ONE_LAYOUT, **(_OF_ONE_GPU if is_gpu else {})}
+    return {**refused, **_OF_ONE_LAYOUT, **(_OF_ONE_GPU if on_gpu else {})}
 
 
 def _refuse_layout(config: EngineConfig, info: ModelInfo) -> None:

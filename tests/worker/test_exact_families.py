@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from app.checkpoints.model_info import ModelInfo
+from app.kernels.gemm import onednn
+from app.layers.epilogue import Act
 from app.worker.exact_limits import SHOWN, SHOWN_ON_GPUS
 from tests.models.families.test_against_transformers import prompts
+from tests.models.families.test_families import GPT2
 from tests.quantization.checkpoints import HEADS, write
 from tests.quantization.test_gptq import SCHEME, gptq
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -21,6 +24,7 @@ from tests.worker.test_exact_steps import DTYPES, alone, assert_same, together
 from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
 NUM_TOKENS = 4
+WIDE_GPT2 = {**GPT2, "n_embd": 512, "n_inner": 512}
 
 
 @pytest.mark.parametrize("model", EXACT_MODELS)
@@ -53,6 +57,38 @@ def test_rounded_weights(model: str, quantization: str, dtype: str, monkeypatch:
         found = together(model, dtype, quantization=quantization, max_num_batched_tokens=64)[0]
     assert not watch.refused
     assert_same(found, alone(model, dtype, quantization=quantization))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "quantization"),
+    [("gpt2", WIDE_GPT2, None), ("phi", {"hidden_size": 512, "intermediate_size": 512}, None), ("gpt2", GPT2, "int8")],
+)
+def test_packed_weights_without_a_gate(
+    family: str, changes: dict[str, Any], quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights large enough to be packed, and rounded ones of any size: an activation of its own follows."""
+    directory = tiny_model(family, num_hidden_layers=1, **changes)
+    options: dict[str, Any] = {"deterministic": "batch", "max_model_len": 64, "quantization": quantization}
+    (prompt,) = prompts(3, (37,))
+    with monkeypatch.context() as patch, watched(patch) as watch:
+        after = _counted(patch)
+        whole, cut = Driver(str(directory), **options), Driver(str(directory), chunk=5, **options)
+        assert torch.equal(all_logits(whole, prompt), all_logits(cut, prompt))
+    assert not watch.refused
+    assert after or not onednn.works(torch.float32)
+
+
+def _counted(patch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes of the products that an activation follows alone, as they come."""
+    shapes: list[torch.Size] = []
+    act = Act.after
+
+    def after(self: Act, y: torch.Tensor) -> torch.Tensor:
+        shapes.append(y.shape)
+        return act(self, y)
+
+    patch.setattr(Act, "after", after)
+    return shapes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -88,6 +88,11 @@ def test_gpus() -> None:
             refuse(device=gpu)
         with pytest.raises(ConfigError, match="PhiForCausalLM was not shown to be exact on GPUs; known: LlamaFor"):
             refuse({"architectures": ["PhiForCausalLM"]}, gpu, torch.bfloat16)
+        refuse({"hidden_act": "gelu_pytorch_tanh"}, gpu, torch.bfloat16)
+        for act in ("gelu", "relu", "relu2"):
+            refuse({"hidden_act": act})
+            with pytest.raises(ConfigError, match=f"the activation {act} was not shown to be exact on GPUs"):
+                refuse({"hidden_act": act}, gpu, torch.bfloat16)
         with pytest.raises(ConfigError, match="quantization: a quantized product was not shown"):
             refuse(device=gpu, dtype=torch.bfloat16, quantization="int8")
         with pytest.raises(ConfigError, match="pipeline_parallel_size: a pipeline of GPUs was not shown"):

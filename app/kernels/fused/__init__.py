@@ -128,6 +128,8 @@ class FusedOps:
     sigmoid: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
     tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     add_layer_norm: AddLayerNorm = add_layer_norm
+    # The activation of every number, where a neighbour must not tell; None: PyTorch's own does.
+    activate: Callable[[torch.Tensor, PlainActivation], torch.Tensor] | None = None
 
 
 FUSED_OPS: KernelTable[FusedOps] = KernelTable(

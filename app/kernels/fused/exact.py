@@ -105,4 +105,5 @@ OPS = FusedOps(
     rms_norm=rms_norm,
     sigmoid=sigmoid,
     tanh=tanh,
+    activate=activate,
 )

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 
-from app.kernels.fused import PlainActivation
-from app.kernels.fused.exact import act_and_mul, activate, add_rms_norm
+from app.kernels.fused.exact import act_and_mul, add_rms_norm
 from app.kernels.gemm import Inputs, PackedWeight, materialize
 from app.kernels.gemm.composed import composed
 
@@ -124,11 +123,4 @@ class FixedRowsWeight(PackedWeight):
         return out if bias is None else out.add_(bias)
 
 
-def activated_linear(
-    x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None, activation: PlainActivation
-) -> torch.Tensor:
-    """activation(x W^T + bias), [T, N]."""
-    return activate(linear(x, weight, bias), activation)
-
-
-OPS = replace(composed(linear, act_and_mul, add_rms_norm), activated_linear=activated_linear, goes_by_shape=True)
+OPS = replace(composed(linear, act_and_mul, add_rms_norm), goes_by_shape=True)
