@@ -24,7 +24,7 @@ from tests.worker.test_exact_steps import DTYPES, alone, assert_same, together
 from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
 NUM_TOKENS = 4
-WIDE_GPT2 = {**GPT2, "n_embd": 512, "n_inner": 512}
+WIDE_GPT2 = {**GPT2, "hidden_size": 512, "n_embd": 512, "n_inner": 512}
 
 
 @pytest.mark.parametrize("model", EXACT_MODELS)
@@ -69,7 +69,7 @@ def test_packed_weights_without_a_gate(
     """Weights large enough to be packed, and rounded ones of any size: an activation of its own follows."""
     directory = tiny_model(family, num_hidden_layers=1, **changes)
     options: dict[str, Any] = {"deterministic": "batch", "max_model_len": 64, "quantization": quantization}
-    (prompt,) = prompts(3, (37,))
+    prompt = prompts(3, (37,))[0]
     with monkeypatch.context() as patch, watched(patch) as watch:
         after = _counted(patch)
         whole, cut = Driver(str(directory), **options), Driver(str(directory), chunk=5, **options)
