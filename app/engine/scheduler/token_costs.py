@@ -49,8 +49,9 @@ class TokenCosts:
                 self._averages[key] = np.array([step_time_s, *of])
                 self._age = FIT_AFTER
         else:
-            expected = average[0] + float(self._fitted() @ (of - average[1:]))
-            error = min(step_time_s / max(expected, 0.1 * step_time_s) - 1.0, MOST_SLOWER)
+            # A line that is steeper than these steps are would have far smaller ones take less than no time.
+            expected = max(average[0] + float(self._fitted() @ (of - average[1:])), 0.1 * step_time_s)
+            error = min(step_time_s / expected - 1.0, MOST_SLOWER)
             for other in self._averages.values():
                 other[0] *= 1.0 + TOGETHER * error
             average += WEIGHT * (np.array([expected * (1.0 + error), *of]) - average)

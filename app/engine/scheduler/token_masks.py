@@ -48,14 +48,15 @@ def take_drafts(
     table: RowTable, sampled: NDArray[np.int32], generations: NDArray[np.int64], proposed: ProposedDrafts
 ) -> None:
     """Note the drafts that came back with a step whose rows `sampled` [N] belonged to `generations` [N], as far as
-    their grammars allow them."""
+    their grammars allow them and they are worth their time."""
     rows = sampled[proposed.indices]
     here = np.flatnonzero((table.generation[rows] == generations[proposed.indices]) & table.may_draft[rows])
     wanted: list[tuple[Matcher, list[int]]] = []
     for index in here.tolist():
         matcher = table.request_at(int(rows[index])).matcher
         assert matcher is not None, "drafts of a row without a grammar"
-        wanted.append((matcher, proposed.token_ids[index].tolist()))
+        most = int(table.most_drafts[rows[index]])
+        wanted.append((matcher, proposed.token_ids[index, :most].tolist()))
     for row, masks in zip(rows[here].tolist(), mask_drafts(wanted), strict=True):
         if masks is not None:
             table.draft_masks[row] = masks

@@ -26,7 +26,8 @@ Keep = Callable[[torch.Tensor, HiddenStates, ForwardContext], None]  # (tokens b
 class _Step:
     following: torch.Tensor  # int [T]
     hidden: HiddenStates
-    ctx: ForwardContext
+    positions: torch.Tensor  # int64 [T]
+    slots: list[torch.Tensor]  # int64 [T] in each of the drafter's layers
 
 
 class LateKeys:
@@ -40,27 +41,33 @@ class LateKeys:
         self._may_wait &= not any(getattr(layer, "sliding_window", None) for layer in (*own, *others))
         self._steps: list[_Step] = []
         self._num_tokens = 0
+        self._ctx: ForwardContext | None = None  # of the first that waits, without what only its own pass reads
 
     def add(self, following: torch.Tensor, hidden: HiddenStates, ctx: ForwardContext) -> None:
-        """A step of T tokens without drafts, of which those behind each are known, int [T]: now or later."""
+        """A step of T tokens that proposes nothing, of which those behind each are known, int [T]: now or later."""
         num_tokens = len(following)
-        may_wait = self._may_wait and following.device.type == "cpu" and not ctx.attention[0].is_static
-        if not may_wait or ctx.inputs or num_tokens > MOST_OF_STEP:
+        if not self._waits(following, ctx):
+            self.settle()
             self._keep(following, hidden, ctx)
             return
         if self._num_tokens + num_tokens > MOST_TOKENS:
             self.settle()
-        self._steps.append(_Step(following, hidden, ctx))
+        if not self._steps:
+            attention = [replace(meta, plan=None) for meta in ctx.attention]
+            self._ctx = replace(ctx, attention=attention, hidden=None, memo={}, kept={})
+        slots = [ctx.attention[layer].slot_mapping for layer in self._layers]
+        self._steps.append(_Step(following, hidden, ctx.positions, slots))
         self._num_tokens += num_tokens
 
     def settle(self) -> None:
         """Keep all that waits."""
-        if not self._steps:
+        if self._ctx is None:
             return
-        steps, self._steps, self._num_tokens = self._steps, [], 0
+        steps, ctx = self._steps, self._ctx
+        self.forget()
         last = torch.cat([step.hidden.last for step in steps])
-        read = {layer: torch.cat([step.hidden.inputs_of[layer] for step in steps]) for layer in steps[0].ctx.wanted}
-        self._keep(torch.cat([step.following for step in steps]), HiddenStates(last, read), self._context(steps))
+        read = {layer: torch.cat([step.hidden.inputs_of[layer] for step in steps]) for layer in ctx.wanted}
+        self._keep(torch.cat([step.following for step in steps]), HiddenStates(last, read), self._context(ctx, steps))
 
     def settle_before(self, step: SchedulerOutput) -> None:
         """Keep all before the step message is applied, if it gives away slots or lets others read them."""
@@ -69,14 +76,19 @@ class LateKeys:
 
     def forget(self) -> None:
         """The cache is another one."""
-        self._steps, self._num_tokens = [], 0
+        self._steps, self._num_tokens, self._ctx = [], 0, None
 
-    def _context(self, steps: Sequence[_Step]) -> ForwardContext:
+    def _waits(self, following: torch.Tensor, ctx: ForwardContext) -> bool:
+        """Of a step with drafts, some may turn out wrong: the next step writes these slots again, and a pass over
+        both would have them twice."""
+        meta = ctx.attention[0]
+        is_plain = meta.drafted is None and not meta.is_static and not ctx.inputs
+        return self._may_wait and is_plain and following.device.type == "cpu" and len(following) <= MOST_OF_STEP
+
+    def _context(self, ctx: ForwardContext, steps: Sequence[_Step]) -> ForwardContext:
         """Says where all of their tokens lie, and nothing else."""
-        last = steps[-1].ctx
-        attention = list(last.attention)
-        for layer in self._layers:
-            slots = torch.cat([step.ctx.attention[layer].slot_mapping for step in steps])
-            attention[layer] = replace(attention[layer], slot_mapping=slots, plan=None)
-        positions = torch.cat([step.ctx.positions for step in steps])
-        return replace(last, positions=positions, attention=attention, memo={}, kept={})
+        attention = list(ctx.attention)
+        for number, layer in enumerate(self._layers):
+            slots = torch.cat([step.slots[number] for step in steps])
+            attention[layer] = replace(attention[layer], slot_mapping=slots)
+        return replace(ctx, positions=torch.cat([step.positions for step in steps]), attention=attention)

@@ -50,3 +50,17 @@ def test_a_first_step_that_was_slow_is_forgotten() -> None:
     for _ in range(FIT_AFTER):
         costs.observe(4, 4, 0, takes(4, 4, 0))
     assert costs.step_s(4, 4, 0) == pytest.approx(takes(4, 4, 0), rel=0.05)
+
+
+def test_no_average_is_less_than_no_time_under_a_steep_line() -> None:
+    """Steps of as many tokens as a power of two differ by up to twice, the line by more than one of them takes."""
+    costs = TokenCosts()
+    for _ in range(3):
+        costs.observe(63, 63, 0, 0.1)
+    for number in range(600):
+        rows = (64, 128, 256)[number % 3]
+        costs.observe(rows, rows, 0, rows * 0.1)
+    assert 31 * costs.token_s > 0.1
+    for _ in range(50):
+        costs.observe(32, 32, 0, 0.05)
+        assert min(average[0] for average in costs._averages.values()) > 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from tests.worker.spec_decode.test_chain import (
     run_greedy,
 )
 
+own_waits = LateKeys._waits
 WANTED = 3  # the layer whose input is read
 
 
@@ -48,9 +51,15 @@ class Now(DraftLengths):
         return True
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle", "glm4_moe", "deepseek_v3"])
-def test_drafts_after_steps_without_are_those_of_the_reference(tmp_path: Path, name: str) -> None:
-    """Requests come and go meanwhile, as there are fewer rows than prompts."""
+@pytest.mark.parametrize(
+    ("name", "waits"), [("eagle3", True), ("eagle", True), ("glm4_moe", True), ("deepseek_v3", False)]
+)
+def test_drafts_after_steps_without_are_those_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, waits: bool
+) -> None:
+    """Requests come and go meanwhile, as there are fewer rows than prompts. Latent attention does not wait."""
+    asked: list[bool] = []
+    monkeypatch.setattr(LateKeys, "_waits", lambda *args: asked.append(own_waits(*args)) or asked[-1])
     drafting: dict[str, Any] = {"num_speculative_tokens": COUNT}
     if name in MADE:
         model = tiny_model("llama", **SHAPE)
@@ -64,6 +73,13 @@ def test_drafts_after_steps_without_are_those_of_the_reference(tmp_path: Path, n
     answers, spy = run_greedy(config, lengths=Now())
     assert answers == [hf_greedy(target, prompt, MAX_TOKENS) for prompt in prompts()]
     assert_drafts(spy, reference, COUNT)
+    assert asked
+    assert any(asked) == waits
+    assert not all(asked), "steps that verify drafts are to be among them"
+
+
+class Plan:
+    """Stands for what a backend computes once a step."""
 
 
 class Keeper:
@@ -75,6 +91,7 @@ class Keeper:
         layer.layer_index, layer.sliding_window = 1, window
         self.passes: list[tuple[list[int], list[int], list[int], list[int]]] = []
         self.late = LateKeys(self.keep, [layer], [])
+        self.plans: list[weakref.ref[Any]] = []
         self._next = 0
 
     def keep(self, following: torch.Tensor, hidden: HiddenStates, ctx: ForwardContext) -> None:
@@ -84,17 +101,26 @@ class Keeper:
             (following.tolist(), read, ctx.positions.tolist(), ctx.attention[1].slot_mapping.tolist()),
         )
 
-    def step(self, count: int) -> list[int]:
+    def step(self, count: int, drafted: bool = False, **features: torch.Tensor) -> list[int]:
         """Returns the numbers of its tokens, which all that is said of them tells."""
         numbers = list(range(self._next, self._next + count))
         self._next += count
         at = torch.tensor(numbers)
         none = torch.empty(0, dtype=torch.int32)
-        metas = [AttentionMetadata(none, none, none, at + shift, 1, 1, count) for shift in (0, 1000)]
+        rows = np.zeros(1, np.int64) if drafted else None
+        metas = [
+            AttentionMetadata(none, none, none, at + shift, 1, 1, count, plan=Plan(), drafted=rows)
+            for shift in (0, 1000)
+        ]
+        self.plans += [weakref.ref(meta.plan) for meta in metas]
         read = at[:, None].expand(-1, 2).float()
-        ctx = ForwardContext(at + 2, metas, [], wanted=frozenset({WANTED}))
+        ctx = ForwardContext(at + 2, metas, [], inputs=features, memo={0: metas}, wanted=frozenset({WANTED}))
         self.late.add(at + 1, HiddenStates(read, {WANTED: read + 0.5}), ctx)
         return numbers
+
+    def again(self, count: int) -> None:
+        """The last tokens were wrong: the next step writes the same slots."""
+        self._next -= count
 
 
 def of(numbers: list[int]) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -128,9 +154,37 @@ def test_no_more_tokens_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPa
     second = keeper.step(1)
     assert keeper.passes == [of(first)]
     large = keeper.step(6)
-    assert keeper.passes == [of(first), of(large)]
+    assert keeper.passes == [of(first), of(second), of(large)]
     keeper.late.settle()
-    assert keeper.passes[2:] == [of(second)]
+    assert len(keeper.passes) == 3
+
+
+@pytest.mark.parametrize("wrong", [2, 5])
+def test_slots_of_wrong_drafts_are_last_those_of_the_next_step(wrong: int) -> None:
+    """Which may wait, and no pass has a slot twice."""
+    keeper = Keeper()
+    before, verified = keeper.step(2), keeper.step(6, drafted=True)
+    assert keeper.passes == [of(before), of(verified)]
+    keeper.again(wrong)
+    behind = keeper.step(1) + keeper.step(6)
+    assert len(keeper.passes) == 2
+    keeper.late.settle()
+    assert keeper.passes[2:] == [of(behind)]
+
+
+def test_a_step_that_may_not_wait_comes_after_those_that_do() -> None:
+    keeper = Keeper()
+    first, pictures = keeper.step(3), keeper.step(2, pictures=torch.empty(0))
+    assert keeper.passes == [of(first), of(pictures)]
+
+
+def test_plans_of_steps_that_wait_are_not_held() -> None:
+    keeper = Keeper()
+    numbers = keeper.step(3) + keeper.step(2)
+    gc.collect()
+    assert [plan() for plan in keeper.plans] == [None] * 4
+    keeper.late.settle()
+    assert keeper.passes == [of(numbers)]
 
 
 def test_nothing_waits_whose_slots_may_be_another_request_s() -> None:
