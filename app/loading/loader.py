@@ -18,6 +18,7 @@ from app.checkpoints.weight_files import check_layers, format_of
 from app.distributed.parallel_groups import ParallelGroups
 from app.errors import ConfigError
 from app.layers.context import BuildContext
+from app.layers.derived_layer import derive
 from app.layers.quantized_layer import QuantizedLayer
 from app.layers.weight import Weight
 from app.loading.load_formats.base import LoadFormat, LoadRequest, RankNames, targets
@@ -123,6 +124,7 @@ def pack(model: PackedT) -> PackedT:
     for module in model.modules():
         if isinstance(module, QuantizedLayer):
             module.pack()
+    derive(model)
     return model
 
 

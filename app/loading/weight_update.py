@@ -17,6 +17,7 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.reader import DirectReader
 from app.errors import CheckpointError
 from app.layers.attention_layer import AttentionLayer
+from app.layers.derived_layer import derive
 from app.layers.quantized_layer import QuantizedLayer
 from app.layers.vocab import LMHead
 from app.layers.weight import ShapeMismatch, Weight
@@ -179,6 +180,7 @@ class WeightUpdate:
             if isinstance(module, LMHead) and module.tied:
                 module.pack()
                 self.replaced_memory |= module.made is not None
+        derive(self._model)
 
     def _half_loaded(self) -> set[str]:
         return {

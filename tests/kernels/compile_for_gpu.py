@@ -515,6 +515,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(encoder, torch.bfloat16, (12, 12, 64)),
         partial(encoder, torch.bfloat16, (16, 8, 128)),
         partial(encoder, torch.float16, (16, 16, 80)),
+        partial(encoder, torch.bfloat16, (16, 16, 72)),
         partial(encoder, torch.float32, (12, 12, 64)),
         partial(encoder, torch.bfloat16, (3, 1, 256)),
     ]

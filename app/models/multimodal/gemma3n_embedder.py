@@ -13,7 +13,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.names import Rule
 from app.errors import CheckpointError
 from app.layers.context import BuildContext
-from app.layers.layer import Layer
+from app.layers.derived_layer import DerivedLayer
 from app.layers.norm import RMSNorm
 from app.layers.replicated import ReplicatedLinear, ReplicatedTable
 
@@ -24,7 +24,7 @@ _FIELDS = {
 }
 
 
-class Embedder(Layer):
+class Embedder(DerivedLayer):
     """norm(projection(norm(x))) of vectors that a tower gives, or of rows of its own table."""
 
     def __init__(self, ctx: BuildContext, info: ModelInfo, own: Mapping[str, Any], size: int, where: str) -> None:
@@ -36,6 +36,7 @@ class Embedder(Layer):
         self.embedding = ReplicatedTable(ctx, self.count, size)
         self.hard_embedding_norm, self.soft_embedding_norm = (RMSNorm(ctx, size, self.eps) for _ in range(2))
         self.embedding_projection = ReplicatedLinear(ctx, size, info.hidden_size, bias=False)
+        self._rows: torch.Tensor | None = None
 
     def place_of(self, token: int, where: str) -> int:
         """The table's row of a token; CheckpointError where it has none."""
@@ -49,9 +50,19 @@ class Embedder(Layer):
         """A tower's [..., size] -> [..., C]."""
         return self._projected(self.soft_embedding_norm(x))
 
-    def rows(self, places: torch.Tensor) -> torch.Tensor:
-        """Rows of the table, int64 [T] -> [T, C]."""
-        return self._projected(self.hard_embedding_norm(self.embedding(places)))
+    def derive(self) -> None:
+        """See DerivedLayer: the rows of all of the table's tokens, which are few."""
+        rows = self._projected(self.hard_embedding_norm(self.embedding.weight))
+        if self._rows is None:
+            self._rows = rows
+        else:
+            self._rows.copy_(rows)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The table's rows in the space of the text, [count, C]."""
+        assert self._rows is not None, "nobody has said that the weights are there"
+        return self._rows
 
     def _projected(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(self.embedding_projection(x), self.shape, None, self.eps)
@@ -67,6 +78,6 @@ class MarkEmbeddings:
         """int [T] and embeddings [T, C] -> the same with those of marks."""
         for embedder in self._embedders:
             places = input_ids.long() - embedder.first
-            rows = embedder.rows(places.clamp(0, embedder.count - 1))
+            rows = embedder.rows[places.clamp(0, embedder.count - 1)]
             x = torch.where((places >= 0)[:, None], rows, x)
         return x

@@ -134,7 +134,7 @@ class Gemma3nEars(MediaEncoder):
         """See MediaEncoder."""
         heard = [self._heard(sound.pixels.to(self.dtype)) for sound in pictures]
         embedded = self.embedder(torch.cat(heard)).split([len(one) for one in heard])
-        filling = self.embedder.rows(torch.full((1,), self.filling, device=self.device))
+        filling = self.embedder.rows[self.filling : self.filling + 1]
         whole = [torch.cat((one, filling.expand(self.each - len(one), -1))) for one in embedded]
         return torch.cat(whole)[None]
 

@@ -10,7 +10,7 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.layers.context import BuildContext
 from app.layers.norm import RMSNorm
-from app.layers.replicated import ReplicatedTable
+from app.layers.weight import REPLICATED, Weight
 from app.models.decoder import Ropes
 from app.models.decoder_settings import DecoderSettings
 from app.models.families.glm4 import Glm4ForCausalLM
@@ -46,7 +46,7 @@ class Glm4vVision(GlmOcrVision):
     rules = (
         *GlmOcrVision.rules,
         (r"^post_conv_layernorm\.", "patch_embed.norm."),
-        (r"^embeddings\.position_embedding\.", "pos_embed."),
+        (r"^embeddings\.position_embedding\.weight$", "positions"),
     )
     defaults = GLM4V
 
@@ -54,7 +54,7 @@ class Glm4vVision(GlmOcrVision):
         super().__init__(ctx, info)
         v = VisionConfig(info, self.defaults)
         self.side = v.side("image_size") // self.patch
-        self.pos_embed = ReplicatedTable(ctx, self.side**2, self.size)
+        self.positions = Weight(torch.empty(self.side**2, self.size, dtype=ctx.dtype), REPLICATED)
 
     def patches(self, ctx: BuildContext, v: VisionConfig, patch: tuple[int, ...]) -> PatchEmbedding:
         """See GlmOcrVision."""
@@ -75,8 +75,7 @@ class Glm4vVision(GlmOcrVision):
 
     def placed(self, table: GridTables, grid: Grid) -> torch.Tensor:
         """See GridVision."""
-        assert self.pos_embed is not None
-        return stretched(self.pos_embed.weight.view(self.side, self.side, self.size), grid, self.merge)
+        return stretched(self.positions.view(self.side, self.side, self.size), grid, self.merge)
 
 
 class Glm4vForConditionalGeneration(MediaModel, Glm4ForCausalLM):

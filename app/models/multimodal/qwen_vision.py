@@ -113,7 +113,7 @@ class GridVision(MediaEncoder):
     window: int = 0  # tokens along its side; 0: none
     full_layers: frozenset[int] = frozenset()  # that see more than a window
     pos_embed: ReplicatedTable | None
-    side: int = 0  # of the square of `pos_embed`
+    side: int = 0  # of the square of learned positions
     deep_layers: tuple[int, ...] = ()
     deep_mergers: nn.ModuleList
     later_bytes = TABLE_BYTES

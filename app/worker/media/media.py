@@ -308,10 +308,11 @@ class Media(WorkerFeature):
         return self._limits.cache_bytes + later if self._encoders else 0
 
     def run_largest(self) -> None:
-        """Encode the largest items there may be, and attend to one behind the longest prompt."""
+        """Encode the largest items there may be, and the smallest, for which attention may take another kernel; attend
+        to one behind the longest prompt."""
         sent = self._empty(self._limits.max_item_tokens) if self._encoders and self._model.tp.size > 1 else None
         for encoder in self._encoders:
-            encoder([encoder.largest(self._limits.max_item_tokens)])
+            _run_sizes(encoder, self._limits.max_item_tokens)
         del sent  # what ranks add up
         self._graphs.start()
         if self._model.seen_both_ways:
@@ -345,6 +346,15 @@ class Media(WorkerFeature):
         if self._figures.values:
             output.figures |= self._figures.values
             self._figures = _Figures()
+
+
+def _run_sizes(encoder: MediaEncoder, most: int) -> None:
+    """Encode an item of so many tokens, and the smallest one."""
+    largest = encoder.largest(most)
+    encoder([largest])
+    smallest = encoder.largest(1)
+    if smallest.grid != largest.grid:
+        encoder([smallest])
 
 
 def dealt(counts: Sequence[int], size: int) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from dataclasses import replace
@@ -18,7 +19,9 @@ from app.distributed.parallel_groups import ParallelGroups
 from app.errors import CheckpointError
 from app.kernels.attention import reference
 from app.layers.context import BuildContext
-from app.models.multimodal.gemma3n import Gemma3nEyes
+from app.loading.loader import load_model
+from app.loading.weight_update import GivenTensor, WeightUpdate
+from app.models.multimodal.gemma3n import Gemma3nEyes, Gemma3nForConditionalGeneration
 from app.models.multimodal.vision_config import Normalization
 from app.records.media import MediaAsk, MediaItem
 from tests.engine.core_driver import assert_idle, run
@@ -26,6 +29,7 @@ from tests.engine.test_pictures import core_of, request
 from tests.tiny_hearing import BEGIN, END, IMAGE, SOUND, hearing_model, judge_of, sound, told, words
 from tests.worker.worker_driver import Driver, Run, all_logits, greedy
 
+CPU = torch.device("cpu")
 NAME, TOKENS, SIDE, EACH = "gemma3n", 4, 64, 256
 EYES = (302, 303)  # stand around a picture; their embeddings are those of the table of pictures
 Part = list[int] | tuple[str, int]
@@ -109,6 +113,30 @@ def test_pixels_are_normed_as_the_files_say(own: dict[str, Any], expected: Norma
     few = replace(info, hf_config={**info.hf_config, "vision_soft_tokens_per_image": 64})
     with pytest.raises(CheckpointError, match="vision_soft_tokens_per_image is 64, not 256"):
         Gemma3nEyes(ctx, few)
+
+
+def test_new_weights_give_new_rows_of_marks() -> None:
+    """Where they lay before; of a part of the weights, too."""
+    info = ModelInfo.from_directory(str(hearing_model(NAME)))
+    model = load_model(
+        info, BuildContext(torch.float32, CPU, 256, reference.OPS, ParallelGroups()), "safetensors", 0
+    )  # fmt: skip
+    assert isinstance(model, Gemma3nForConditionalGeneration)
+    assert isinstance(model.encoder, Gemma3nEyes)
+    embedder, judge = model.encoder.embedder, copy.deepcopy(judge_of(NAME).model.embed_vision)
+    ids, place = torch.arange(5) + 300, embedder.rows.data_ptr()
+    name, changed = "embedding_projection.weight", judge.embedding_projection.weight.detach().flip(1)
+    with torch.inference_mode():
+        before = judge(input_ids=ids)
+        torch.testing.assert_close(embedder.rows, before, atol=1e-5, rtol=1e-5)
+        judge.embedding_projection.weight.copy_(changed)
+        expected = judge(input_ids=ids)
+        assert not torch.allclose(before, expected, atol=1e-2)
+        update = WeightUpdate(model, CPU)
+        update.load({f"model.embed_vision.{name}": GivenTensor.of(name, changed)})
+        update.finish(whole=False)
+        torch.testing.assert_close(embedder.rows, expected, atol=1e-5, rtol=1e-5)
+    assert embedder.rows.data_ptr() == place
 
 
 @pytest.mark.parametrize("blocks", [96, 32])

@@ -89,13 +89,22 @@ def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatc
     assert not feature._rows
 
 
-def test_figures_and_sizes(driver: Driver) -> None:
+def test_figures_and_sizes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     feature = feature_of(driver)
     assert driver.info.encoder_tokens == (1 << 30) // (3 * 64 * 4)
     assert feature.later_bytes == (1 << 30) + TABLE_BYTES
     with torch.inference_mode():
         feature._limits = replace(feature._limits, max_item_tokens=40)
+        encoder, grids = feature._encoders[0], list[Any]()
+        encode = type(encoder).__call__
+
+        def spy(self: Any, pictures: Any) -> torch.Tensor:
+            grids.extend(picture.grid for picture in pictures)
+            return encode(self, pictures)
+
+        monkeypatch.setattr(type(encoder), "__call__", spy)
         feature.run_largest()
+    assert grids == [(1, 12, 12), (1, 2, 2)]  # the smallest, too: its attention may be another kernel's
     counted: dict[str, float] = {}
     execute = driver.worker.execute
 
