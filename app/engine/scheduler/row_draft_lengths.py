@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.engine.scheduler.draft_acceptance import DraftAcceptance
-from app.engine.scheduler.draft_lengths import MARGIN, DraftLengths, HeldDraftLengths, MeasuredDraftLengths, waits
+from app.engine.scheduler.draft_lengths import HELD, MARGIN, DraftLengths, HeldDraftLengths, MeasuredDraftLengths, waits
 from app.engine.scheduler.in_flight import InFlightStep
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.token_costs import FloatArray, TokenCosts
@@ -31,7 +31,8 @@ class RowDraftLengths(HeldDraftLengths):
         self._counts, self._table, self._most_tokens = counts, table, most_tokens
         self._costs = TokenCosts()
         self._acceptance = DraftAcceptance(table, counts[-1])
-        self._power = 0  # of two: requests that decode
+        self._power = 1  # of two: requests that decode
+        self._wait = HELD  # one request's first try costs little
 
     def observe(self, step: InFlightStep, accepted: NDArray[np.int32] | None, step_time_s: float) -> None:
         """See DraftLengths."""
