@@ -7,7 +7,6 @@ An epilogue knows both ways: joined to a product that is still to be made, where
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -58,9 +57,9 @@ class Act(Epilogue[torch.Tensor]):
 
     def __init__(self, ctx: BuildContext, name: str) -> None:
         self._act, self._plain = activation(name), PLAIN_ACTIVATIONS.get(name)
-        activate = ctx.kernels(FUSED_OPS).activate
-        if self._plain is not None and activate is not None:
-            self._act = partial(activate, activation=self._plain)
+        plain, activate = self._plain, ctx.kernels(FUSED_OPS).activate
+        if plain is not None and activate is not None:
+            self._act = lambda x: activate(x, plain)
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, N]."""
