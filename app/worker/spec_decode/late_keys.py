@@ -79,7 +79,7 @@ class LateKeys:
         self._steps, self._num_tokens, self._ctx = [], 0, None
 
     def _waits(self, following: torch.Tensor, ctx: ForwardContext) -> bool:
-        """Of a step with drafts, some may turn out wrong: the next step writes these slots again, and a pass over
+        """Drafts of a step may turn out wrong: the next step writes these slots again, and a pass over
         both would have them twice."""
         meta = ctx.attention[0]
         is_plain = meta.drafted is None and not meta.is_static and not ctx.inputs

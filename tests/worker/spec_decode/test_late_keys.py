@@ -161,7 +161,7 @@ def test_no_more_tokens_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("wrong", [2, 5])
 def test_slots_of_wrong_drafts_are_last_those_of_the_next_step(wrong: int) -> None:
-    """Which may wait, and no pass has a slot twice."""
+    """The next step may wait, and no pass has a slot twice."""
     keeper = Keeper()
     before, verified = keeper.step(2), keeper.step(6, drafted=True)
     assert keeper.passes == [of(before), of(verified)]
