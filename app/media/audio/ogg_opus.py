@@ -116,7 +116,7 @@ def _is_in_order(pages: Sequence[_Page]) -> bool:
 
 
 def _samples_of_packets(data: bytes, pages: Sequence[_Page]) -> list[int]:
-    """For each page how many samples the packets have that end in it. The first page begins one."""
+    """Counts, for each page, the samples of the packets that end in it. The first page begins one."""
     lengths = np.frombuffer(b"".join(page.lengths for page in pages), np.uint8).astype(np.int64)
     page_of = np.repeat(np.arange(len(pages)), [len(page.lengths) for page in pages])
     bodies = np.array([sum(page.lengths) for page in pages])
