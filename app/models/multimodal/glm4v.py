@@ -78,7 +78,21 @@ class Glm4vVision(GlmOcrVision):
         return stretched(self.positions.view(self.side, self.side, self.size), grid, self.merge)
 
 
-class Glm4vForConditionalGeneration(MediaModel, Glm4ForCausalLM):
+class Glm4vModel(MediaModel):
+    """Joins the encoder and positions of three axes to the text of either generation."""
+
+    @classmethod
+    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
+        """See MediaModel."""
+        return Glm4vVision(ctx, info)
+
+    @classmethod
+    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
+        """See CausalLM."""
+        return with_sections(info, super().ropes(info, settings, max_model_len), SECTIONS)
+
+
+class Glm4vForConditionalGeneration(Glm4vModel, Glm4ForCausalLM):
     """GLM-4.1V and 4.6V-Flash."""
 
     @staticmethod
@@ -88,31 +102,11 @@ class Glm4vForConditionalGeneration(MediaModel, Glm4ForCausalLM):
         turned = Glm4vForConditionalGeneration.ropes(info, settings, 1)("").dim
         return replace(settings, rotary_dim=turned, qkv_bias=bool(info.hf_config.get("attention_bias", True)))
 
-    @classmethod
-    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
-        """See MediaModel."""
-        return Glm4vVision(ctx, info)
 
-    @classmethod
-    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """See CausalLM."""
-        return with_sections(info, super().ropes(info, settings, max_model_len), SECTIONS)
-
-
-class Glm4vMoeForConditionalGeneration(MediaModel, Glm4MoeForCausalLM):
+class Glm4vMoeForConditionalGeneration(Glm4vModel, Glm4MoeForCausalLM):
     """GLM-4.5V and 4.6V."""
 
     @staticmethod
     def settings(info: ModelInfo) -> DecoderSettings:
         """See CausalLM."""
         return replace(Glm4MoeForCausalLM.settings(info), qkv_bias=bool(info.hf_config.get("attention_bias", True)))
-
-    @classmethod
-    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
-        """See MediaModel."""
-        return Glm4vVision(ctx, info)
-
-    @classmethod
-    def ropes(cls, info: ModelInfo, settings: DecoderSettings, max_model_len: int) -> Ropes:
-        """See CausalLM."""
-        return with_sections(info, super().ropes(info, settings, max_model_len), SECTIONS)
