@@ -6,6 +6,7 @@ import pytest
 
 from app.cli import serve
 from app.cli.machine import Machine
+from benchmarks.serve_process import free_port
 from tests.cli.conftest import Manta
 from tests.tiny_encoders import tiny_encoder
 
@@ -36,5 +37,5 @@ def test_mistakes(manta: Manta, served: list[str]) -> None:
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_good_models_are_let_through(manta: Manta, served: list[str], family: str) -> None:
     with pytest.raises(SystemExit):
-        manta("serve", tiny_encoder(family))
+        manta("serve", tiny_encoder(family), "--port", free_port())
     assert len(served) == 1
