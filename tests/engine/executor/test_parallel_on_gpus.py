@@ -153,6 +153,7 @@ def test_a_lost_rank_ends_the_worker_group_and_frees_the_device(
 
 ENDLESS = """
 from app import LLM, SamplingParams
+from benchmarks.one_gpu import worker_groups_on_one_gpu
 with worker_groups_on_one_gpu({one_gpu}):
     llm = LLM({model!r}, tokenizer={tokenizer!r}, tensor_parallel_size=2, num_blocks=512, max_num_seqs=32)
 print(*llm._core.executor.worker_pids, flush=True)
