@@ -1,5 +1,6 @@
-"""Pictures on random weights: the encoder alone, the time to the first token beside as many tokens of text, the waiting
-of others meanwhile, and text with and without the part that sees.
+"""Pictures on random weights: the encoder alone, the time to the first token beside as many tokens of text, pictures a
+second with the steps of a server and with those of a batch, the waiting of others meanwhile, and text with and without
+the part that sees, in turns.
 
     python -m benchmarks.pictures --shape qwen3-vl-8b [--side 1024] [--out results/pictures.json]
 
@@ -35,6 +36,7 @@ from benchmarks.offline import write
 from benchmarks.shapes import write_shape
 
 REPEATS = 6
+NUM_BLOCKS = 8192  # of the KV cache: for 64 requests of 2,048 tokens, and two engines fit one GPU
 
 
 class Bench:
@@ -44,7 +46,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             config = EngineConfig(
                 model=str(write_shape(shape, Path(folder))), load_format="dummy", executor="in_process",
-                **{"max_num_seqs": 64, "max_model_len": 8192, "max_num_batched_tokens": 8192, **options},
+                **{"max_num_seqs": 64, "max_model_len": 8192, "max_num_batched_tokens": 8192,
+                   "num_blocks": NUM_BLOCKS, **options},
             )  # fmt: skip
             self.info = ModelInfo.of(config)
             self.executor = InProcessExecutor(config)
@@ -143,10 +146,20 @@ class Bench:
                     tokens[-16:] = self._rng.integers(1000, 100_000, 16).tolist()
                 times.append(self.run(EngineRequest(f"r{self._count}", tokens, same.work, asks=same.asks)))
             rows[f"ttft_{name}_again_ms"] = 1e3 * min(times)
-        for _ in range(3):
-            several = [self.request(item=self.item(16), num_tokens=size) for _ in range(32)]
-            rate = len(several) / self.run(*several)
-            rows["pictures_per_s_whole"] = max(rate, rows.get("pictures_per_s_whole", 0.0))
+        return rows
+
+    def whole(self) -> dict[str, float]:
+        """Pictures a second of 32 that come at once, prompts and all: with steps as short as a server's, for the sake
+        of those who decode, and as long as `LLM`'s."""
+        rows: dict[str, float] = {}
+        prompt_time = self.core.scheduler._rules.prompt_time
+        usual_s = prompt_time.max_step_s
+        for name, step_s in (("pictures_per_s_whole", usual_s), ("pictures_per_s_long_steps", 0.0)):
+            prompt_time.max_step_s = step_s
+            for _ in range(4):
+                several = [self.request(item=self.item(16), num_tokens=self.item_tokens + 32) for _ in range(32)]
+                rows[name] = max(len(several) / self.run(*several), rows.get(name, 0.0))
+        prompt_time.max_step_s = usual_s
         return rows
 
     def others_meanwhile(self) -> dict[str, float]:
@@ -176,15 +189,29 @@ class Bench:
         """Milliseconds a step that decodes, for 1 and 32 requests, and of a prompt of 1,024 tokens."""
         rows = {}
         for count in (1, 32):
-            times = []
-            for _ in range(3):
-                several = [self.request(item=None, num_tokens=128, max_tokens=33) for _ in range(count)]
-                alone = [self.request(item=None, num_tokens=128) for _ in range(count)]
-                times.append((self.run(*several) - self.run(*alone)) / 32)
-            rows[f"decode_{count}_ms"] = 1e3 * min(times)
-        prompts = [self.run(self.request(item=None, num_tokens=1024)) for _ in range(REPEATS)]
-        rows["prefill_1024_ms"] = 1e3 * min(prompts)
+            several = [self.request(item=None, num_tokens=128, max_tokens=33) for _ in range(count)]
+            alone = [self.request(item=None, num_tokens=128) for _ in range(count)]
+            rows[f"decode_{count}_ms"] = 1e3 * (self.run(*several) - self.run(*alone)) / 32
+        rows["prefill_1024_ms"] = 1e3 * self.run(self.request(item=None, num_tokens=1024))
         return rows
+
+
+def text_in_turns(seeing: Bench, alone: Bench) -> dict[str, float]:
+    """The best and the middle of each figure of text, and the middle of the pairs' ratios."""
+    seen, plain = [], []
+    for turn in range(2 + 2 * REPEATS):  # the first two warm up
+        pair = [seeing, alone] if turn % 2 else [alone, seeing]
+        found = {id(bench): bench.text() for bench in pair}
+        if turn > 1:
+            seen.append(found[id(seeing)])
+            plain.append(found[id(alone)])
+    rows = {}
+    for name in seen[0]:
+        with_it, without = (np.array([row[name] for row in rows_]) for rows_ in (seen, plain))
+        rows |= {f"text_{name}": with_it.min(), f"alone_{name}": without.min()}
+        rows |= {f"text_{name}_ratio_of_best": with_it.min() / without.min()}
+        rows |= {f"text_{name}_middle_ratio": float(np.median(with_it / without))}
+    return rows
 
 
 def _timed_call(call: Any, device: torch.device) -> float:
@@ -207,18 +234,18 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, Any] = {"shape": args.shape, "side": args.side}
 
-    def note(rows: dict[str, float], prefix: str = "") -> None:
-        figures.update({prefix + name: value for name, value in rows.items()})
-        print(", ".join(f"{prefix}{name} {value:.4g}" for name, value in rows.items()), flush=True)
+    def note(rows: dict[str, float]) -> None:
+        figures.update(rows)
+        print(", ".join(f"{name} {value:.4g}" for name, value in rows.items()), flush=True)
         write(args.out, figures)
 
     bench = Bench(args.shape, args.side, **args.engine)
-    for part in (bench.encoder, bench.first_tokens, bench.others_meanwhile, bench.text):
+    for part in (bench.encoder, bench.first_tokens, bench.whole, bench.others_meanwhile):
         note(part())
+    alone = Bench(args.shape, args.side, language_model_only=True, **args.engine)
+    note(text_in_turns(bench, alone))
     bench.close()
-    bench = Bench(args.shape, args.side, language_model_only=True, **args.engine)
-    note(bench.text(), "alone_")
-    bench.close()
+    alone.close()
 
 
 if __name__ == "__main__":

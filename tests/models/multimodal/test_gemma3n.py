@@ -151,3 +151,16 @@ def test_a_whole_engine_says_the_same(blocks: int) -> None:
         assert found == [judged(index)[1] for index in range(len(prompts))]
     assert_idle(core)
     core.shutdown()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("chunk", [64, 512])
+def test_a_gpu_says_the_same(chunk: int) -> None:
+    """Its graphs, too."""
+    options = {"block_size": 16, "num_blocks": 96, "max_model_len": 512, "max_num_batched_tokens": chunk}
+    core = core_of(str(hearing_model(NAME)), max_num_seqs=4, device="cuda", dtype="float32", **options)
+    results = run(core, [request(i, *prompt_of(parts)) for i, parts in enumerate(PROMPTS)])
+    found = [results.tokens[f"r{i}"][:TOKENS] for i in range(len(PROMPTS))]
+    core.shutdown()
+    assert found == [judged(index)[1] for index in range(len(PROMPTS))]
