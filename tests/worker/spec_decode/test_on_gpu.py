@@ -111,3 +111,35 @@ def test_tokens_of_layers_with_states_are_those_without_n_grams(name: str) -> No
     found, num_drafts = answers(model, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1})
     assert found == answers(model, None)[0]
     assert num_drafts > 0
+
+
+@pytest.mark.parametrize("name", ["eagle3", "draft_model"])
+def test_prefixes_back_from_the_host_bring_a_drafters_keys(directory: Path, tmp_path: Path, name: str) -> None:
+    """Rows get their prefixes while others draft; a second time all come back, as the device holds a few of them."""
+    speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": 3, "model": str(directory)}
+    if name == "eagle3":
+        MADE[name][1](tmp_path, hf_model(directory))
+        speculation["model"] = str(tmp_path)
+
+    def told(wanted: dict[str, Any] | None) -> tuple[list[dict[str, list[int]]], int]:
+        config = config_of(directory, wanted).model_copy(update={"kv_host_memory_bytes": 64 << 20})
+        core = EngineCore(config, ModelInfo.from_directory(config.model), InProcessExecutor(config), KEY)
+        core.start()
+        try:
+            found = []
+            for turn in range(2):
+                asked = [
+                    make_request(f"{turn} {i}", prompt, max_tokens=12, temperature=0.0, ignore_eos=True)
+                    for i, prompt in enumerate(prompts((40, 44, 48, 52, 56, 60)))
+                ]
+                results = run(core, asked)
+                found.append({request[2:]: tokens for request, tokens in results.tokens.items()})
+            assert all((output.num_cached_tokens or 0) >= 32 for output in results.final.values())
+            return found, int(core.stats().figures.get("draft_tokens", 0))
+        finally:
+            core.shutdown()
+
+    plain, (found, num_drafts) = told(None)[0], told(speculation)
+    assert found == plain
+    assert plain[0] == plain[1]
+    assert num_drafts > 0
