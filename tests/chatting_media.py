@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kimi": {"media_proc_cfg": {"patch_size": 4, "merge_kernel_size": 2, "in_patch_limit": 64}},
     "clip": {**SQUARE, "do_center_crop": False},
     "llava_onevision": {**SQUARE, "image_grid_pinpoints": SHAPES},
+    "llava_next": {},
     "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},
     "pixtral": {"size": {"longest_edge": 32}},
     "lighton_ocr": {"size": {"longest_edge": 32}},

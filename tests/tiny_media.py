@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
+from app.media.processors.llava_next import LlavaNextProcessor
 from app.media.processors.llava_onevision import LlavaOnevisionProcessor
 from app.media.processors.phi4 import Phi4Processor
 from app.records.media import MediaAsk, MediaItem
@@ -135,11 +136,26 @@ LLAMA = {**TEXT, "model_type": "llama"}
 # Sizes of pictures by grid and tiles, which transformers wants to know for LLaVA-OneVision, and shapes of tiles.
 _SIZES: dict[tuple[tuple[int, int, int], int], tuple[int, int]] = {}
 SHAPES = [[16, 16], [16, 32], [32, 16], [32, 32], [16, 48]]
+NEXT_SHAPES = {side: [[side, side], [side, 2 * side], [2 * side, side]] for side in (8, 10)}
 
 
 def remember_size(grid: tuple[int, int, int], num_tiles: int, height: int, width: int) -> None:
     """A picture's size, which the judge of LLaVA-OneVision is told."""
     _SIZES[grid, num_tiles] = (height, width)
+
+
+def _next_layout(side: int) -> Callable[[int, int], Layout]:
+    """Of tiles of a side that patches of 4 or 8 need not fill."""
+
+    def layout(rows: int, columns: int) -> Layout:
+        hf = {"vision_config": {"image_size": side, "patch_size": 4}, "image_grid_pinpoints": NEXT_SHAPES[side]}
+        own = LlavaNextProcessor({**LlavaNextProcessor.settings_of({}, hf), "placeholder": "x"})
+        found = own.layout((columns * 9, rows * 5))
+        tiles = 1 + found.size[0] * found.size[1] // side**2
+        remember_size(found.grid, tiles, rows * 5, columns * 9)
+        return (tiles, 3, side, side), found.grid, found.num_tokens
+
+    return layout
 
 
 def _one_vision_layout(rows: int, columns: int) -> Layout:
@@ -176,7 +192,7 @@ def _phi4(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 
 def _one_vision(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
-    pixels = torch.zeros(len(items), max(item.shape[0] for item in items), 3, 16, 16)
+    pixels = torch.zeros(len(items), max(item.shape[0] for item in items), *items[0].shape[1:])
     for own, item in zip(pixels, items, strict=True):
         own[: item.shape[0]] = normalized(item)
     return {"pixel_values": pixels, "image_sizes": torch.tensor([_SIZES[item.grid, item.shape[0]] for item in items])}
@@ -212,6 +228,10 @@ EYES = {
 }
 PIXTRAL = {**EYES, "model_type": "pixtral", "head_dim": 16}
 FULL = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+GRANITE = {
+    **{"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 4.0},
+    **{"residual_multiplier": 0.6, "attention_multiplier": 0.2},
+}
 GEMMA4_EYES = {
     **{**EYES, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 24},
     "initializer_range": 0.2,
@@ -340,6 +360,28 @@ MODELS: dict[str, Tiny] = {
         },
         _one_vision,
         _one_vision_layout,
+        types="",
+    ),
+    "llava_next": Tiny(
+        "llava_next",
+        {
+            **{"image_token_index": IMAGE, "image_grid_pinpoints": NEXT_SHAPES[8]},
+            **{"text_config": {**TEXT, "model_type": "mistral"}},
+            "vision_config": {**EYES, "model_type": "clip_vision_model", "image_size": 8},
+        },
+        _one_vision,
+        _next_layout(8),
+        types="",
+    ),
+    "granite_vision": Tiny(
+        "llava_next",
+        {
+            **{"image_token_index": IMAGE, "image_grid_pinpoints": NEXT_SHAPES[10], **FULL},
+            **{"vision_feature_layer": [-3, 1, -1], "text_config": {**TEXT, **GRANITE}},
+            "vision_config": {**EYES, "model_type": "siglip_vision_model", "image_size": 10},
+        },
+        _one_vision,
+        _next_layout(10),
         types="",
     ),
     "phi4_multimodal": Tiny(

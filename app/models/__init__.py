@@ -89,6 +89,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "LlamaForCausalLM": "app.models.families.llama:LlamaForCausalLM",
         "LightOnOcrForConditionalGeneration": "app.models.multimodal.lighton_ocr:LightOnOcrForConditionalGeneration",
         "LlavaForConditionalGeneration": "app.models.multimodal.llava:LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration": "app.models.multimodal.llava_onevision:LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration": (
             "app.models.multimodal.llava_onevision:LlavaOnevisionForConditionalGeneration"
         ),

@@ -23,6 +23,7 @@ PROCESSORS = {
     "clip": "clip_tower",
     "siglip": "clip_tower",
     "llava": "clip",
+    "llava_next": "llava_next",
     "llava_onevision": "llava_onevision",
     "kimi_k25": "kimi",
     "kimi_vl": "kimi",
@@ -69,7 +70,7 @@ _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures h
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma3n": 262_145, "gemma4": 258_880, "mistral3": 10},
-    **{"llava": 32_000, "llava_onevision": 151_646},
+    **{"llava": 32_000, "llava_next": 32_000, "llava_onevision": 151_646},
     **{"internvl": 151_667, "idefics3": 128_257, "lighton_ocr": 151_655, "glm_ocr": 59_280, "llama4": 200_092},
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_655),
     **{"glm4v": 151_343, "glm4v_moe": 151_363},

@@ -35,7 +35,7 @@ VISION_FIELDS: Mapping[str, Kind] = {
 }
 # Those beside it that join an encoder and a text.
 JOINT_FIELDS: Mapping[str, Kind] = {
-    "vision_feature_layer": _LAYER,
+    "vision_feature_layer": either(_LAYER, several(_LAYER, 64)),
     **dict.fromkeys(("vision_feature_select_strategy", "projector_hidden_act", "vision_aspect_ratio"), TEXT),
     "multimodal_projector_bias": FLAG,
     **dict.fromkeys(("scale_factor", "spatial_merge_size"), whole(1, 16)),

@@ -19,6 +19,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "kimi": "app.media.processors.kimi:KimiProcessor",
         "lighton_ocr": "app.media.processors.lighton_ocr:LightOnOcrProcessor",
         "llama4": "app.media.processors.llama4:Llama4Processor",
+        "llava_next": "app.media.processors.llava_next:LlavaNextProcessor",
         "llava_onevision": "app.media.processors.llava_onevision:LlavaOnevisionProcessor",
         "paddleocr_vl": "app.media.processors.paddleocr_vl:PaddleOcrVlProcessor",
         "phi4": "app.media.processors.phi4:Phi4Processor",

@@ -14,6 +14,7 @@ from app.models.multimodal.tile_vision import CLIP, SIGLIP, TOWER, TileEncoder, 
 from app.models.multimodal.vision_config import CLIP_MEAN, CLIP_STD, HALF, Normalization, VisionConfig
 from app.models.multimodal.vision_layers import PlainBlock
 
+CLIP_TOWER, SIGLIP_TOWER = "clip_vision_model", "siglip_vision_model"
 PROJECTOR = (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1.")
 
 
@@ -23,18 +24,11 @@ class LlavaEncoder(TileEncoder):
     rules = (*TOWER, PROJECTOR)
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        is_clip = info.hf_config["vision_config"].get("model_type", "clip_vision_model") == "clip_vision_model"
-        mean_std = (CLIP_MEAN, CLIP_STD) if is_clip else (HALF, HALF)
+        mean_std = (CLIP_MEAN, CLIP_STD) if tower_kind(info) == CLIP_TOWER else (HALF, HALF)
         super().__init__(ctx, Normalization.of(info, *mean_std))
-        v, model = VisionConfig(info, CLIP if is_clip else SIGLIP), VisionConfig.of_model(info, LLAVA)
-        depth, layer = v.whole("num_hidden_layers"), model.whole("vision_feature_layer")
-        depth = layer if layer >= 0 else depth + 1 + layer
-        if model.text("vision_feature_select_strategy") != ("default" if is_clip else "full"):
-            raise UnsupportedError("vision_feature_select_strategy: patches alone are supported", param="model")
-        self.tower = TileVision(
-            ctx, v, TileSettings(depth, has_class=is_clip, patch_bias=not is_clip, pre_norm=is_clip)
-        )
-        self.projector = projector(ctx, self.tower.size, info, model)
+        model = VisionConfig.of_model(info, LLAVA)
+        self.tower = chosen_tower(ctx, info, model, tower_kind(info))
+        self.projector = projector(ctx, self.tower.width, info, model)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See TileEncoder."""
@@ -45,6 +39,26 @@ LLAVA = {
     **{"vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
     **{"projector_hidden_act": "gelu", "multimodal_projector_bias": True},
 }
+
+
+def tower_kind(info: ModelInfo, usual: str = CLIP_TOWER) -> str:
+    """The model type of the tower; `usual` where config.json does not say it."""
+    return str(info.hf_config["vision_config"].get("model_type", usual))
+
+
+def chosen_tower(ctx: BuildContext, info: ModelInfo, model: VisionConfig, kind: str) -> TileVision:
+    """CLIP or SigLIP up to the last of the layers that config.json chooses, whose hidden states stand side by side."""
+    if kind not in (CLIP_TOWER, SIGLIP_TOWER):
+        raise UnsupportedError(f"{info.architecture} with a tower of type {kind!r}", param="model")
+    is_clip = kind == CLIP_TOWER
+    if model.text("vision_feature_select_strategy") != ("default" if is_clip else "full"):
+        raise UnsupportedError("vision_feature_select_strategy: patches alone are supported", param="model")
+    v = VisionConfig(info, CLIP if is_clip else SIGLIP)
+    taken = model.depths("vision_feature_layer", v.whole("num_hidden_layers"))
+    settings = TileSettings(
+        max(taken), has_class=is_clip, patch_bias=not is_clip, pre_norm=is_clip, taken=taken
+    )  # fmt: skip
+    return TileVision(ctx, v, settings)
 
 
 def projector(ctx: BuildContext, size: int, info: ModelInfo, model: VisionConfig) -> PlainBlock:
@@ -59,12 +73,7 @@ class LlavaForConditionalGeneration(MediaOverText):
     @classmethod
     def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
         """See MediaModel."""
-        kind = info.hf_config["vision_config"].get("model_type", "clip_vision_model")
-        if kind == "pixtral":
-            return LlavaPixtralEncoder(ctx, info)
-        if kind not in ("clip_vision_model", "siglip_vision_model"):
-            raise UnsupportedError(f"{info.architecture} with a tower of type {kind!r}", param="model")
-        return LlavaEncoder(ctx, info)
+        return (LlavaPixtralEncoder if tower_kind(info) == "pixtral" else LlavaEncoder)(ctx, info)
 
 
 class LlavaPixtralEncoder(PixtralEncoder):

@@ -1,22 +1,25 @@
-"""LLaVA-OneVision (Li et al., 2024): SigLIP's tiles of a picture laid side by side, what pads them cut off, a learned
-token behind each row of patches."""
+"""LLaVA-NeXT (Liu et al., 2024), Granite Vision and LLaVA-OneVision (Li et al., 2024): tiles of a picture laid side by
+side, what pads them cut off, a learned token behind each row of patches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from app.checkpoints.model_info import ModelInfo
-from app.errors import UnsupportedError
 from app.layers.context import BuildContext
 from app.layers.weight import REPLICATED, Weight
-from app.media.processors.llava_onevision import Grid, kept_patches, most_tiles, num_tokens, shapes_of
+from app.media.processors.llava_next import SIDES
+from app.media.processors.llava_onevision import MOST_TILES, Grid, kept_patches, most_tiles, num_tokens, shapes_of
+from app.models.decoder_settings import DecoderSettings
 from app.models.multimodal.base import MediaEncoder, Picture
-from app.models.multimodal.llava import PROJECTOR, projector
-from app.models.multimodal.over_text import MediaOverText
-from app.models.multimodal.tile_vision import SIGLIP, TOWER, TileEncoder, TileSettings, TileVision
+from app.models.multimodal.llava import CLIP_TOWER, LLAVA, PROJECTOR, SIGLIP_TOWER, chosen_tower, projector, tower_kind
+from app.models.multimodal.over_text import MediaOverText, text_family
+from app.models.multimodal.tile_vision import TOWER, TileEncoder
 from app.models.multimodal.vision_config import CLIP_MEAN, CLIP_STD, Normalization, VisionConfig
 
 MODEL = {
@@ -25,25 +28,29 @@ MODEL = {
 }
 
 
-class OneVisionEncoder(TileEncoder):
+class NextEncoder(TileEncoder):
     """The tower and the projector, a picture at a time: of few tokens it may have many tiles."""
 
     rules = (*TOWER, PROJECTOR, (r"^image_newline$", "row_end"))
+    defaults: ClassVar[Mapping[str, Any]] = LLAVA
+    usual_tower: ClassVar[str] = CLIP_TOWER
+    sides: ClassVar[Sequence[Sequence[int]] | None] = SIDES  # of pictures, where config.json names none
     is_capturable = False  # its largest picture is far larger than its tokens say
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, Normalization.of(info, CLIP_MEAN, CLIP_STD))
-        v, model = VisionConfig(info, SIGLIP), VisionConfig.of_model(info, MODEL)
-        kind = info.hf_config["vision_config"].get("model_type", "siglip_vision_model")
-        if kind != "siglip_vision_model" or model.text("vision_feature_select_strategy") != "full":
-            raise UnsupportedError(f"{info.architecture} with a tower other than SigLIP's ({kind})", param="model")
-        depth, layer = v.whole("num_hidden_layers"), model.whole("vision_feature_layer")
-        self.tower = TileVision(ctx, v, TileSettings(layer if layer >= 0 else depth + 1 + layer))
-        self.projector = projector(ctx, self.tower.size, info, model)
+        model = VisionConfig.of_model(info, self.defaults)
+        self.tower = chosen_tower(ctx, info, model, tower_kind(info, self.usual_tower))
+        self.projector = projector(ctx, self.tower.width, info, model)
         self.row_end = Weight(torch.empty(info.hidden_size, dtype=ctx.dtype), REPLICATED)
         self.patches = self.tower.side // self.tower.patch  # along a tile's side
-        self.most = most_tiles(model.text("vision_aspect_ratio"))
-        self.shapes = shapes_of(info.hf_config.get("image_grid_pinpoints"), self.tower.side)
+        self.most = self.most_kept(model)
+        self.scale = text_family(info).settings(info).embedding_scale  # Granite's, which it has for all embeddings
+        self.shapes = shapes_of(info.hf_config.get("image_grid_pinpoints") or self.sides, self.tower.side)
+
+    def most_kept(self, model: VisionConfig) -> int:
+        """Returns of how many tiles a picture keeps the patches; further ones are shrunk."""
+        return MOST_TILES
 
     def num_tokens(self, grid: Grid) -> int:
         """See MediaEncoder."""
@@ -58,7 +65,8 @@ class OneVisionEncoder(TileEncoder):
 
     def forward(self, pictures: Sequence[Picture]) -> torch.Tensor:
         """See MediaEncoder."""
-        return torch.cat([self._tokens(picture) for picture in pictures]).unsqueeze(0)
+        found = torch.cat([self._tokens(picture) for picture in pictures]).unsqueeze(0)
+        return found if self.scale == 1 else found * self.scale
 
     def _tokens(self, picture: Picture) -> torch.Tensor:
         """A picture's, [n, C]."""
@@ -90,6 +98,32 @@ class OneVisionEncoder(TileEncoder):
             laid = F.interpolate(laid[None], kept, mode="bilinear")[0]
         ends = self.row_end[:, None, None].expand(-1, kept[0], 1)
         return torch.cat((laid, ends), dim=2).flatten(1).t()
+
+
+class OneVisionEncoder(NextEncoder):
+    """Pictures of many tiles are shrunk."""
+
+    defaults = MODEL
+    usual_tower = SIGLIP_TOWER
+    sides = None
+
+    def most_kept(self, model: VisionConfig) -> int:
+        """See NextEncoder."""
+        return most_tiles(model.text("vision_aspect_ratio"))
+
+
+class LlavaNextForConditionalGeneration(MediaOverText):
+    """LLaVA-NeXT over Llama, Mistral, Qwen; over Granite, Granite Vision."""
+
+    @staticmethod
+    def settings(info: ModelInfo) -> DecoderSettings:
+        """See CausalLM; transformers gives it a head of its own, which does not scale Granite's logits."""
+        return replace(MediaOverText.settings(info), logit_scale=1.0)
+
+    @classmethod
+    def encoder_of(cls, ctx: BuildContext, info: ModelInfo) -> MediaEncoder:
+        """See MediaModel."""
+        return NextEncoder(ctx, info)
 
 
 class LlavaOnevisionForConditionalGeneration(MediaOverText):

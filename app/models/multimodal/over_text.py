@@ -9,6 +9,7 @@ from app.errors import UnsupportedError
 from app.models.blocks import Blocks
 from app.models.decoder import CausalLM, Ropes
 from app.models.decoder_settings import DecoderSettings
+from app.models.families.granite import GraniteForCausalLM
 from app.models.families.llama import LlamaForCausalLM
 from app.models.families.mistral import MistralForCausalLM
 from app.models.families.qwen2 import Qwen2ForCausalLM
@@ -17,6 +18,7 @@ from app.models.multimodal.base import MediaModel
 
 # Families of texts by the model type of `text_config`: those whose tensors need nothing but their names.
 TEXTS: Mapping[str, type[CausalLM]] = {
+    "granite": GraniteForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "qwen2": Qwen2ForCausalLM,

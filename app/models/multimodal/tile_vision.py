@@ -66,6 +66,7 @@ class TileSettings:
     rms: bool = False  # norms in blocks
     attention_bias: bool = True
     norms_queries: bool = False  # and keys, over all heads
+    taken: tuple[int, ...] = ()  # of how many layers hidden states are given, side by side; (): of all that are run
 
 
 class ScaledBlock(VisionBlock):
@@ -95,14 +96,14 @@ class NormedAttention(VisionAttention):
 
 
 class TileVision(Layer):
-    """Tiles [n, 3, H, W] -> hidden states of their patches."""
+    """Tiles [n, 3, H, W] -> hidden states of their patches, `width` numbers each."""
 
     def __init__(self, ctx: BuildContext, v: VisionConfig, settings: TileSettings) -> None:
         super().__init__()
         s = settings
         self.size, self.side, self.patch = v.whole("hidden_size"), v.side("image_size"), v.side("patch_size")
         size, heads, eps = self.size, v.whole("num_attention_heads"), v.number("layer_norm_eps")
-        if size % heads or self.side % self.patch:
+        if size % heads or self.side < self.patch:
             raise CheckpointError(f"vision_config: {heads} heads of {size}, {self.patch} of {self.side}", param="model")
         count = (self.side // self.patch) ** 2
         self.patch_embed = PatchEmbedding(ctx, size, (3, self.patch, self.patch), bias=s.patch_bias)
@@ -120,6 +121,8 @@ class TileVision(Layer):
             return ScaledBlock(ctx, size, norms, attention, mlp) if s.scales else VisionBlock(norms, attention, mlp)
 
         self.head_dim = size // heads
+        self._taken = s.taken or (s.depth,)
+        self.width = size * len(self._taken)
         self._plans: dict[int, EncoderPlan] = {}  # by tiles, which a step's memory bounds
         self.pre_norm = norm() if s.pre_norm else None
         self.blocks = nn.ModuleList(block() for _ in range(s.depth))
@@ -147,11 +150,16 @@ class TileVision(Layer):
         if self.pre_norm is not None:
             x = self.pre_norm(x)
         span = Span(self.plan(len(pixels), length, x.device))
-        for block in self.blocks:
+        found = {0: x} if 0 in self._taken else {}
+        for depth, block in enumerate(self.blocks, 1):
             x = block(x, span)
+            if depth in self._taken:
+                found[depth] = x
+        if len(self._taken) > 1:
+            x = torch.cat([found[depth] for depth in self._taken], dim=-1)
         if self.post_norm is not None:
             x = self.post_norm(x)
-        return x.view(-1, length, self.size)  # type: ignore[no-any-return]
+        return x.view(-1, length, self.width)  # type: ignore[no-any-return]
 
 
 class TileEncoder(MediaEncoder):

@@ -47,7 +47,10 @@ class VisionConfig:
 
     def whole(self, *names: str) -> int:
         """The number under the first of these names that is there."""
-        return int(self._value(*names))
+        value = self._value(*names)
+        if isinstance(value, Sequence):
+            raise CheckpointError(f"{self._file} is not usable: {names[0]} is {value}, not one number", param="model")
+        return int(value)
 
     def number(self, *names: str) -> float:
         """The same for any number."""
@@ -72,6 +75,16 @@ class VisionConfig:
         if len(sides) > 1:
             raise CheckpointError(f"{self._file} is not usable: vision_config.{name} is no square", param="model")
         return sides.pop()
+
+    def depths(self, name: str, num_layers: int) -> tuple[int, ...]:
+        """How many layers are run for each of one or several chosen ones, which may be counted from the last."""
+        value = self._value(name)
+        chosen = value if isinstance(value, Sequence) else (value,)
+        depths = tuple(int(layer) if layer >= 0 else num_layers + 1 + int(layer) for layer in chosen)
+        if not depths or min(depths) < 0 or max(depths) > num_layers:
+            reason = f"{name} is {value}, of {num_layers} layers"
+            raise CheckpointError(f"{self._file} is not usable: {reason}", param="model")
+        return depths
 
     def _value(self, *names: str) -> Any:
         found = next((self._values[name] for name in names if name in self._values), None)

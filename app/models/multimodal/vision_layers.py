@@ -44,9 +44,12 @@ class PatchEmbedding(Layer):
 
 
 def patches_of(pixels: torch.Tensor, side: int) -> torch.Tensor:
-    """Pictures [n, 3, H, W] -> their patches row by row, [n * H/side * W/side, 3, side, side]."""
+    """Pictures [n, 3, H, W] -> their patches row by row, [n * H//side * W//side, 3, side, side]; pixels at the end that
+    fill none are left out, as a convolution leaves them."""
     n, channels, height, width = pixels.shape
-    cut = pixels.view(n, channels, height // side, side, width // side, side)
+    rows, columns = height // side, width // side
+    pixels = pixels[:, :, : rows * side, : columns * side]
+    cut = pixels.reshape(n, channels, rows, side, columns, side)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels, side, side)
 
 

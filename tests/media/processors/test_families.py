@@ -26,6 +26,10 @@ PARTS = {
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
 ONE_VISION = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 64], [96, 32]]}
+NEXT = {
+    **{"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+    "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64], [96, 32]],
+}
 # Family, transformers' module and class, the processor's own settings, config.json, options of the judge's call.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "clip": ("clip", "CLIPImageProcessorPil", CLIP, {}, {}),
@@ -37,6 +41,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
     "pixtral": ("pixtral", "PixtralImageProcessorPil", {"size": {"longest_edge": 96}}, {}, {"patch_size": 16}),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil", SMOL, {}, {}),
+    "llava_next": ("llava_next", "LlavaNextImageProcessorPil", NEXT, {"vision_config": {"image_size": 32}}, {}),
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil", ONE_VISION, {}, {}),
     "smolvlm": ("smolvlm", "SmolVLMImageProcessorPil", SMOL, {}, {}),
 }

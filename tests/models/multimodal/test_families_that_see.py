@@ -39,6 +39,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     "qwen3_5": qwen3_5.Qwen3_5ForConditionalGeneration,
     **dict.fromkeys(("llava", "llava-siglip", "pixtral"), llava.LlavaForConditionalGeneration),
     "llava_onevision": llava_onevision.LlavaOnevisionForConditionalGeneration,
+    **dict.fromkeys(("llava_next", "granite_vision"), llava_onevision.LlavaNextForConditionalGeneration),
     "phi4_multimodal": phi4_multimodal.Phi4MultimodalForCausalLM,
     "lighton_ocr": lighton_ocr.LightOnOcrForConditionalGeneration,
     "glm_ocr": glm_ocr.GlmOcrForConditionalGeneration,
