@@ -220,7 +220,13 @@ SHAPES |= {
     "llama-8b-int8": {**SHAPES["llama-8b"], "quantization_config": _INT8},
     "llama-8b-fp8-blocks": {**SHAPES["llama-8b"], "quantization_config": _FP8_BLOCKS},
     "qwen30a3b-fp8": {**SHAPES["qwen30a3b"], "quantization_config": _FP8_BLOCKS},
-    "qwen3.6-35b-a3b-fp8": {**SHAPES["qwen3.6-35b-a3b"], "quantization_config": _FP8_BLOCKS},
+    "qwen3.6-35b-a3b-fp8": {
+        **SHAPES["qwen3.6-35b-a3b"],
+        "quantization_config": {
+            **_FP8_BLOCKS,
+            "modules_to_not_convert": ["in_proj_a", "in_proj_b"],  # as in published checkpoints
+        },
+    },
 }
 # The kernels of the others, soon started.
 SHAPES["llama-8b-gptq-2"] = {**SHAPES["llama-8b-gptq"], "num_hidden_layers": 2}

@@ -20,6 +20,7 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import MergedColumnLinear, RowLinear
 from app.layers.norm import RMSNorm
 from app.layers.short_conv import HeadNumbers, ShortConv
+from app.layers.side_by_side import SideBySide
 from app.layers.state_layer import StateLayer
 
 CONV_PARTS = ("q_conv1d", "k_conv1d", "v_conv1d")  # names in checkpoints that have them apart
@@ -37,7 +38,7 @@ class DeltaSettings:
 
 
 class GatedDeltaNet(StateLayer):
-    """Stands where other layers attend; all projections of a token are one product."""
+    """Stands where other layers attend; all projections of a token are one product, or as many as are stored unlike."""
 
     def __init__(self, ctx: BuildContext, hidden_size: int, settings: DeltaSettings, layer_index: int) -> None:
         super().__init__(ctx, layer_index)
@@ -67,12 +68,12 @@ class GatedDeltaNet(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+        return self.out_proj(self.run(self.in_proj.apart(x), ctx), epilogue)  # type: ignore[no-any-return]
 
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """See StateLayer."""
         inputs, of_heads = states
-        mixed, z, b, a = torch.split(projected, self.parts, dim=1)
+        mixed, z, b, a = projected.split(self.parts)
         mixed = self.conv1d(mixed, inputs, step)
         gates = DeltaGates(a, b, self.A_log, self.dt_bias, self.rate_scale)
         norm = GatedNorm(z, self.norm.weight, self.norm.eps)

@@ -20,6 +20,7 @@ from app.layers.gated_delta_net import CONV_PARTS
 from app.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
 from app.layers.norm import RMSNorm
 from app.layers.short_conv import HeadNumbers, ShortConv
+from app.layers.side_by_side import SideBySide
 from app.layers.state_layer import StateLayer
 
 
@@ -66,12 +67,12 @@ class KimiDeltaAttention(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        return self.o_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+        return self.o_proj(self.run(self.in_proj.apart(x), ctx), epilogue)  # type: ignore[no-any-return]
 
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """See StateLayer."""
         inputs, of_heads = states
-        mixed, b, forget, gate = torch.split(projected, self.parts, dim=1)
+        mixed, b, forget, gate = projected.split(self.parts)
         mixed = self.conv1d(mixed, inputs, step)
         gates = DeltaGates(self.f_b_proj(forget.contiguous()), b, self.A_log, self.dt_bias)
         norm = GatedNorm(self.g_b_proj(gate.contiguous()), self.o_norm.weight, self.o_norm.eps, sigmoid=True)

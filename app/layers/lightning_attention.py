@@ -19,6 +19,7 @@ from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import Epilogue, ResultT
 from app.layers.gated_group_norm import GatedGroupNorm
 from app.layers.linear import MergedColumnLinear, RowLinear
+from app.layers.side_by_side import SideBySide
 from app.layers.state_layer import StateLayer
 
 PARTS = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_g")
@@ -64,12 +65,13 @@ class LightningAttention(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+        return self.out_proj(self.run(self.in_proj.apart(x), ctx), epilogue)  # type: ignore[no-any-return]
 
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """See StateLayer."""
         width = self.num_heads * self.head_dim
-        heads = self.act(projected[:, : 3 * width]).view(len(projected), 3, self.num_heads, self.head_dim)
+        inner, gate = projected.split((3 * width, width))
+        heads = self.act(inner).view(len(projected), 3, self.num_heads, self.head_dim)
         query, key, value = heads.unbind(1)
         space = SpaceInputs(
             x=value,
@@ -82,5 +84,5 @@ class LightningAttention(StateLayer):
             dt_limit=(1.0, 1.0),
         )
         out = self.ops.state_space(space, states[0], step).flatten(1)
-        normed: torch.Tensor = self.norm(out, projected[:, 3 * width :])
+        normed: torch.Tensor = self.norm(out, gate)
         return normed

@@ -9,7 +9,7 @@ product comes as its epilogue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -19,12 +19,14 @@ import torch
 
 from app.checkpoints.tensors.leaf import Share
 from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
+from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, Epilogue
 from app.layers.leaves import LeafRows
 from app.layers.packing import Packing
 from app.layers.quantized_layer import LayerPart
+from app.layers.side_by_side import SideBySide
 from app.layers.stored_weight import StoredWeight, pack_stored
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 from app.quantization.base import QuantMethod
@@ -48,6 +50,7 @@ class Linear(AdaptedLayer):
         size = sum(share.size for share in outputs.values())
         self.bias = Weight(torch.empty(size, dtype=ctx.dtype), WeightSpec(self.load_bias, parts)) if bias else None
         self.packed: PackedWeight | None = None
+        self.products: tuple[Callable[[Inputs], torch.Tensor], ...] = ()  # of weights that are stored unlike
         self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
         self.is_streamed = False  # where it is, it cannot be packed
         self.sums_up = False  # over ranks, each of which has a share of the input
@@ -100,6 +103,21 @@ class Linear(AdaptedLayer):
             return self._product(self.packed_ops, x, self.packed, epilogue)
         return self._product(self.ops, x, self.weight, epilogue)
 
+    def apart(self, x: Inputs) -> SideBySide:
+        """[T, output_size], in as many products as there are weights that are stored unlike, each by its own kernel."""
+        is_whole = not isinstance(self.packed, PackedParts) or self.bias is not None or self.sums_up
+        if is_whole or (self.delta is not None and self.delta.is_wanted):
+            return SideBySide((self(x),))
+        return SideBySide(tuple(product(x) for product in self.products))
+
+    def _product_of(self, weight: PackedWeight) -> Callable[[Inputs], torch.Tensor]:
+        ops = weight.ops_on(self.device)
+        if isinstance(weight, UnpackedWeight):
+            return lambda x: self.ops.linear(x, weight.weight, None)
+        if ops is None:
+            return lambda x: weight.linear(materialize(x), None)
+        return lambda x: ops.linear(x, weight, None)
+
     def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         """Each rank adds the delta of its share, before they are summed up."""
         if self.delta is not None and self.delta.is_wanted:
@@ -141,6 +159,8 @@ class Linear(AdaptedLayer):
         self.packed = self.packing.packed(whole, self.in_leaves, outputs, self.input_share.size)
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
+            parts = self.packed.parts if isinstance(self.packed, PackedParts) else ()
+            self.products = tuple(self._product_of(part) for part in parts)
             for weight in self.stored:
                 weight.drop()
 
@@ -155,7 +175,7 @@ class Linear(AdaptedLayer):
 
     def drop_packed(self) -> None:
         """See QuantizedLayer."""
-        self.packed = None
+        self.packed, self.products = None, ()
 
 
 class MergedColumnLinear(Linear):

@@ -21,6 +21,7 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import ColumnLinear, MergedColumnLinear, RowLinear
 from app.layers.norm import RMSNorm
 from app.layers.short_conv import HeadNumbers, ShortConv
+from app.layers.side_by_side import SideBySide
 from app.layers.state_layer import StateLayer
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
@@ -79,12 +80,12 @@ class Mamba(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        return self.out_proj(self.run(self.in_proj(x), ctx), epilogue)  # type: ignore[no-any-return]
+        return self.out_proj(self.run(self.in_proj.apart(x), ctx), epilogue)  # type: ignore[no-any-return]
 
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """See StateLayer."""
         inputs, of_channels = states
-        mixed, gate = projected.chunk(2, dim=1)
+        mixed, gate = projected.split((self.channels.size,) * 2)
         mixed = self.conv1d(mixed, inputs, step)
         dt, b, c = self._normed(torch.split(self.x_proj(mixed), self.parts, dim=1))
         scan = ScanInputs(mixed, b, c, self.dt_proj(dt), self.A_log, self.D, self.no_bias)

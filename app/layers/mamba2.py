@@ -21,6 +21,7 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.gated_group_norm import GatedGroupNorm
 from app.layers.linear import MergedColumnLinear, RowLinear
 from app.layers.short_conv import HeadNumbers, ShortConv
+from app.layers.side_by_side import SideBySide
 from app.layers.state_layer import StateLayer
 
 PARTS = ("in_proj_z", "in_proj_x", "in_proj_b", "in_proj_c", "in_proj_dt")
@@ -96,15 +97,15 @@ class Mamba2(StateLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
-        projected: torch.Tensor = self.in_proj(x if self.input_scale == 1.0 else materialize(x) * self.input_scale)
+        projected = self.in_proj.apart(x if self.input_scale == 1.0 else materialize(x) * self.input_scale)
         if self.scales is not None:
-            projected = projected * self.scales
+            projected = SideBySide((projected.whole() * self.scales,))
         return self.out_proj(self.run(projected, ctx), epilogue)  # type: ignore[no-any-return]
 
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """See StateLayer."""
         inputs, of_heads = states
-        gate, mixed, dt = torch.split(projected, self.parts, dim=1)
+        gate, mixed, dt = projected.split(self.parts)
         mixed = self.conv1d(mixed, inputs, step)
         u, b, c = torch.split(mixed, self.widths, dim=1)
         num_tokens, of_groups = len(mixed), (self.num_groups, self.state_size)

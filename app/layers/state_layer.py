@@ -14,6 +14,7 @@ from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerStateSpec
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.linear import MergedColumnLinear
+from app.layers.side_by_side import SideBySide
 
 
 class StateLayer(AttentionLayer):
@@ -56,7 +57,7 @@ class StateLayer(AttentionLayer):
         """Returns what the layer keeps of each request on this rank."""
 
     @abstractmethod
-    def recur(self, projected: torch.Tensor, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
+    def recur(self, projected: SideBySide, states: tuple[torch.Tensor, ...], step: StateStep) -> torch.Tensor:
         """Take the step's tokens through the states of all requests, a tensor [slots, ...] for each of `state_spec`:
         projections [T, W] -> what the layer's last product reads [T, ...]."""
 
@@ -67,13 +68,13 @@ class StateLayer(AttentionLayer):
         width = sum(share.size for share in self.in_proj.output_shares.values())
         self.drafted = torch.zeros(num_places, width, dtype=self.dtype, device=self.device)
 
-    def run(self, projected: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def run(self, projected: SideBySide, ctx: ForwardContext) -> torch.Tensor:
         """The same as `recur` for the tokens of a step; of requests with drafts the states stay as they are."""
         step = state_step(ctx, self)
         if step.drafts is not None:
             assert self.drafted is not None, "nobody said that there would be drafts"
             tokens = step.drafts.tokens
-            kept = projected if tokens is None else projected.index_select(0, tokens)
+            kept = projected.whole() if tokens is None else projected.whole().index_select(0, tokens)
             if step.drafts.places is None:
                 self.drafted[: len(kept)].copy_(kept)
             else:
@@ -88,7 +89,7 @@ class StateLayer(AttentionLayer):
             kept = self.drafted[: len(accepted.row_of_token)]
         else:
             kept = self.drafted.view(-1, self.room.each, self.drafted.shape[1])[accepted.slots.long()].flatten(0, 1)
-        self.recur(kept, states, accepted)
+        self.recur(SideBySide((kept,)), states, accepted)
 
 
 def state_step(ctx: ForwardContext, layer: StateLayer) -> StateStep:

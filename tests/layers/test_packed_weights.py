@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from app.checkpoints.model_info import ModelInfo
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.kernels.gemm import DeferredNorm, PackedWeight, materialize, onednn
+from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, ActMul, AddNorm
 from app.layers.linear import ColumnLinear, Linear
@@ -48,6 +49,24 @@ class Doubled(PackedWeight):
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, 2 * self.weight, bias)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_stored_unlike_are_products_apart(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = ColumnLinear(context(), 8, 6, bias=bias)
+    for parameter in layer.parameters():
+        parameter.data.normal_()
+    weight, x = layer.weight.data.clone(), torch.randn(3, 8)
+    parts = PackedParts((Doubled(weight[:4]), UnpackedWeight(weight[4:])), (4, 2))
+    monkeypatch.setattr("app.layers.linear.pack_stored", lambda _: parts)
+    layer.pack()
+    expected = torch.cat([F.linear(x, 2 * weight[:4]), F.linear(x, weight[4:])], 1)
+    expected = expected if layer.bias is None else expected + layer.bias
+    found = layer.apart(x)
+    assert len(found.products) == (1 if bias else 2)  # a bias is added to what is whole
+    torch.testing.assert_close(found.whole(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-5)
 
 
 def test_what_follows_a_product_alone(monkeypatch: pytest.MonkeyPatch) -> None:
