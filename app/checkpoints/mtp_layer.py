@@ -98,6 +98,19 @@ _NEMOTRON_H = MtpForm(
     table=r"(?:backbone|model)\.embeddings\.weight",
     by_default=False,  # no GPU has timed it
 )
+_LONGCAT = MtpForm(
+    (
+        (r"model\.mtp\.layers\.0\.enorm\.m\.", "enorm."),
+        (r"model\.mtp\.layers\.0\.hnorm\.m\.", "hnorm."),
+        (r"model\.mtp\.layers\.0\.transformer_layer\.", ""),
+        (r"model\.mtp\.layers\.0\.", ""),
+        (r"model\.mtp\.norm\.", "norm."),
+    ),
+    is_counted=False,
+    masks_first=False,
+    is_dense=True,
+    by_default=False,  # as above
+)
 FORMS: Mapping[str, MtpForm] = {
     **dict.fromkeys(("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"), _DEEPSEEK),
     "HYV3ForCausalLM": _HUNYUAN,
@@ -108,6 +121,7 @@ FORMS: Mapping[str, MtpForm] = {
     "MiMoForCausalLM": _MIMO,
     "Ernie4_5_MoeForCausalLM": _ERNIE,
     "NemotronHForCausalLM": _NEMOTRON_H,
+    "LongcatFlashForCausalLM": _LONGCAT,
 }
 
 

@@ -34,7 +34,7 @@ _NAMES = [
 
 
 class LongcatFlashForCausalLM(LatentCausalLM):
-    """Runs LongCat-Flash; what predicts further tokens is left out."""
+    """Runs LongCat-Flash."""
 
     blocks = Blocks(attention=latent_attention, layer=ShortcutLayer)
     rope_defaults = MappingProxyType({"rope_theta": 10_000_000.0})
@@ -49,18 +49,25 @@ class LongcatFlashForCausalLM(LatentCausalLM):
             latent = replace(latent, scale=latent.scale * (settings.hidden_size / latent.query_rank) ** 0.5)
         return replace(settings, latent=latent, norm_eps=eps, experts=expert_settings(info))
 
+    @classmethod
+    def blocks_behind(cls, info: ModelInfo) -> Blocks:
+        """See CausalLM: half of a layer."""
+        if info.hf_config.get("nextn_use_scmoe"):
+            raise UnsupportedError("nextn_use_scmoe=True of config.json is not supported", param="model")
+        return replace(cls.blocks, layer=None)
+
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Names of the layer's halves; the latents' norm has what they are multiplied by."""
+        """Names of the layer's halves, but of the one half (without experts) that predicts further tokens; the latents'
+        norm has what they are multiplied by."""
         assert settings.latent is not None
-        assert settings.experts is not None
-        expert = re.search(r"\.experts\.(\d+)\.", name)
-        if name.startswith("model.mtp.") or (expert is not None and int(expert[1]) >= settings.experts.num_experts):
+        expert, experts = re.search(r"\.experts\.(\d+)\.", name), settings.experts
+        if name.startswith("model.mtp.") or (expert and experts and int(expert[1]) >= experts.num_experts):
             return []
         if name.endswith(".kv_a_layernorm.weight"):
             scale = (settings.hidden_size / settings.latent.latent_size) ** 0.5
             tensor = computed(tensor, lambda x: x * scale)
-        return [(renamed(name, _NAMES), tensor)]
+        return [(name if experts is None else renamed(name, _NAMES), tensor)]
 
 
 def expert_settings(info: ModelInfo) -> ExpertSettings:

@@ -20,6 +20,7 @@ from app.errors import CheckpointError, UnsupportedError
 from app.loading.load_formats import open_checkpoint
 from app.loading.weight_update import WeightUpdate
 from app.models.families.deepseek import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+from app.models.families.longcat_flash import LongcatFlashForCausalLM
 from app.models.latent import LatentCausalLM
 from tests.hf_logprobs import prompts
 from tests.models.families.expert_variants import EXPERT_VARIANTS
@@ -135,6 +136,12 @@ def test_what_longcat_caches(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
         info = ModelInfo.from_directory(str(tmp_path))
         assert (info.num_layers, kv_bytes_per_token(info, "bfloat16")) == (28, 64_512)
+
+
+def test_a_layer_of_longcat_that_drafts_with_experts_is_refused() -> None:
+    info = ModelInfo(Path("of-a-test"), {"nextn_use_scmoe": True}, {})
+    with pytest.raises(UnsupportedError, match="nextn_use_scmoe"):
+        LongcatFlashForCausalLM.blocks_behind(info)
 
 
 def test_layers_for_drafts_are_left_out(tmp_path: Path) -> None:

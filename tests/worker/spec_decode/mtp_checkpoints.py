@@ -58,6 +58,27 @@ class Published:
     turns_once: bool = True  # else by three positions of each token, alike in texts
     like: int = -1  # the layer that it is like
     config: dict[str, Any] = field(default_factory=lambda: {"num_nextn_predict_layers": 1})
+    parts: tuple[tuple[str, str], ...] = ()  # what is taken of that layer, and its name; none: all by the same names
+
+    def own_name(self, name: str) -> str | None:
+        """The name in the layer of a tensor of the one that it is like; None: it has no such one."""
+        for theirs, own in self.parts:
+            if name.startswith(theirs):
+                return own + name.removeprefix(theirs)
+        return None if self.parts else name
+
+
+class Half:
+    """The first attention and the first feed-forward layer of LongCat-Flash's layer, without experts."""
+
+    def __init__(self, layer: Any) -> None:
+        self.self_attn, self._mlp = layer.self_attn[0], layer.mlps[0]
+        self._before, self._behind = layer.input_layernorm[0], layer.post_attention_layernorm[0]
+
+    def __call__(self, x: torch.Tensor, **how: Any) -> torch.Tensor:
+        x = x + self.self_attn(hidden_states=self._before(x), **how)[0]
+        found: torch.Tensor = x + self._mlp(self._behind(x))
+        return found
 
 
 _APART: dict[str, Any] = {
@@ -93,6 +114,17 @@ SHAPES: dict[str, Published] = {
         "moe_layer_start_index": 1,
     }, layer="model.mtp_block.0.", join="model.mtp_linear_proj.0", token="model.mtp_emb_norm.0",
         hidden="model.mtp_hidden_norm.0", norm=None, like=0),
+    "longcat_flash": Published("longcat_flash", {
+        **_PLAIN, "without": ["num_hidden_layers"], "num_layers": 2, "kv_lora_rank": 16, "q_lora_rank": 24,
+        "head_dim": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4,
+        "ffn_hidden_size": 48, "expert_ffn_hidden_size": 32, "n_routed_experts": 4, "moe_topk": 2,
+        "zero_expert_num": 2,
+    }, layer="model.mtp.layers.0.", join="model.mtp.layers.0.eh_proj", token="model.mtp.layers.0.enorm.m",
+        hidden="model.mtp.layers.0.hnorm.m", norm="model.mtp.norm", norm_is_of_head=False, masks_first=False, like=0,
+        config={}, parts=(
+            ("self_attn.0.", "self_attn."), ("mlps.0.", "transformer_layer.mlp."),
+            ("input_layernorm.0.", "input_layernorm."), ("post_attention_layernorm.0.", "post_attention_layernorm."),
+        )),
 }  # fmt: skip
 
 
@@ -106,15 +138,15 @@ def with_layer_behind(family: str, folder: Path) -> tuple[Path, PreTrainedModel,
     stored, number, size = load_file(plain / "model.safetensors"), target.config.num_hidden_layers, 64
     like = f"model.layers.{one.like % number}."
     made = {
-        one.layer.format(n=number) + name.removeprefix(like): tensor
+        one.layer.format(n=number) + own: tensor
         for name, tensor in load_file(other / "model.safetensors").items()
-        if name.startswith(like)
+        if name.startswith(like) and (own := one.own_name(name.removeprefix(like))) is not None
     }
     names = {"token": one.token, "hidden": one.hidden} | ({} if one.norm is None else {"norm": one.norm})
     base = 0.0 if one.norm_is_offset else 1.0
-    own = {part: base + drawn(200 + i, size) for i, part in enumerate(names)}
-    own["join"] = drawn(210, size, 2 * size)
-    made |= {f"{name.format(n=number)}.weight": own[part] for part, name in (names | {"join": one.join}).items()}
+    tensors = {part: base + drawn(200 + i, size) for i, part in enumerate(names)}
+    tensors["join"] = drawn(210, size, 2 * size)
+    made |= {f"{name.format(n=number)}.weight": tensors[part] for part, name in (names | {"join": one.join}).items()}
     if one.layer == "model.layers.{n}.":  # copies
         made[f"model.layers.{number}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
         made[f"model.layers.{number}.shared_head.head.weight"] = stored["model.embed_tokens.weight"].clone()
@@ -123,7 +155,8 @@ def with_layer_behind(family: str, folder: Path) -> tuple[Path, PreTrainedModel,
     config = json.loads((plain / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **one.config}))
     model: Any = hf_model(other).model
-    return folder, target, _reference(target, one, own, model.layers[one.like])
+    layer = model.layers[one.like]
+    return folder, target, _reference(target, one, tensors, Half(layer) if one.parts else layer)
 
 
 def _reference(target: PreTrainedModel, one: Published, own: dict[str, torch.Tensor], layer: Any) -> Drafts:
