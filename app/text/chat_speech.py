@@ -32,6 +32,7 @@ CHAT_SPEECH: Registry[type[ChatSpeech]] = Registry(
     {
         "qwen3_asr": "app.text.qwen3_asr:Qwen3AsrSpeech",
         "qwen3_asr_thinker": "app.text.qwen3_asr:Qwen3AsrSpeech",
+        "voxtral": "app.text.voxtral:VoxtralSpeech",
     },
 )
 
@@ -56,12 +57,18 @@ class ChatSpeech(Speech):
     ) -> ChatSpeech | None:
         """A model's; None: it is not known to transcribe."""
         kind = str(model.hf_config.get("model_type"))
-        if kind not in CHAT_SPEECH or media is None or "audio" not in media.kinds or template.is_confined:
+        if kind not in CHAT_SPEECH or media is None or "audio" not in media.kinds:
             return None
-        return CHAT_SPEECH.load(kind)(media, template, tokenizer, model.eos_token_ids[0])
+        found = CHAT_SPEECH.load(kind)(media, template, tokenizer, model.eos_token_ids[0])
+        return found if found.is_usable else None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reader", self.media.reader.sounds)
+
+    @property
+    def is_usable(self) -> bool:
+        """False where template or tokenizer cannot make such prompts."""
+        return not self.template.is_confined
 
     @property
     def processor(self) -> SoundProcessor:
@@ -123,7 +130,7 @@ class ChatSpeech(Speech):
         self, heard: object, context: Sequence[int], language: str | None, task: str, most: int, *, timestamps: bool
     ) -> Asked:
         """See Speech."""
-        begun = "" if language is None else self.begin(self.names.get(language, language))
+        begun = self.begin(None if language is None else self.names.get(language, language))
         return self.request(heard, context, begun, SamplingParams(max_tokens=MAX_TOKENS), most)
 
     def request(self, heard: object, context: Sequence[int], begun: str, params: SamplingParams, most: int) -> Asked:
@@ -135,8 +142,8 @@ class ChatSpeech(Speech):
         return Asked(prompt, asks, params.model_copy(update={"max_tokens": room}))
 
     @abstractmethod
-    def begin(self, language: str) -> str:
-        """The beginning of an answer in a language, behind which the text comes."""
+    def begin(self, language: str | None) -> str:
+        """The beginning of an answer in a language (None: in whichever is spoken), behind which the text comes."""
 
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
         """See Speech."""

@@ -31,9 +31,9 @@ class Qwen3AsrSpeech(ChatSpeech):
         "zh": "Chinese",
     }
 
-    def begin(self, language: str) -> str:
+    def begin(self, language: str | None) -> str:
         """See ChatSpeech."""
-        return f"language {language}{MARK}"
+        return "" if language is None else f"language {language}{MARK}"
 
     def language(self, given: str | None) -> str | None:
         """See Speech; by the model's own names, too."""
