@@ -44,7 +44,7 @@ class AutoscalingConfig(Frozen):
         120.0, gt=0, description="A request that comes while there is no replica waits for one, so long at most."
     )
     max_wake_waiting: int = Field(
-        1024, ge=1, description="Requests that may wait so in an ingress replica; beyond them there is a 429."
+        1024, ge=1, description="Prompts that may wait so in an ingress replica; beyond them there is a 429."
     )
 
     @property

@@ -38,7 +38,7 @@ class AnswerLimit:
         if took_s >= self._remembered_s:
             self._slowest_s, self._at_s = took_s, time.monotonic()
 
-    async def wait(self, task: asyncio.Task[Any]) -> bool:
+    async def wait(self, task: asyncio.Future[Any]) -> bool:
         """Wait for a task, longer where others are learned to take longer meanwhile; True when it is done."""
         slice_s, waited_s = self._least_s / SLICES, 0.0
         while waited_s < self.seconds and not task.done():

@@ -39,7 +39,7 @@ from app.deployments.ingress.load_figures import load_figures
 from app.deployments.ingress.metrics_collector import MetricsCollector
 from app.deployments.ingress.peers import Peers, Refused, SharedQuarantines
 from app.deployments.ingress.readiness import why_not_ready
-from app.deployments.ingress.router_client import RouterClient, route_arguments
+from app.deployments.ingress.router_client import RouterClient
 from app.deployments.ingress.served_names import ServedNames
 from app.deployments.ingress.waiting_room import WaitingRoom
 from app.deployments.process.cluster_secret import load_block_hash_key
@@ -48,6 +48,7 @@ from app.deployments.process.start_errors import logs_start_error
 from app.deployments.process.termination import Termination
 from app.deployments.router.admission import Admission
 from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.router.question import Question
 from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.router.route_explanation import RouteExplanation
 from app.deployments.routing.policies.base import EXPECTED_TOKENS, RouteQuery
@@ -307,8 +308,8 @@ class Ingress:
         hashes = await self._hasher.hash_prompt(prompt_token_ids, root, self._pools[model].load)
         query = RouteQuery(len(prompt_token_ids), min(max_tokens, EXPECTED_TOKENS), hashes, session)
         try:
-            arguments = route_arguments(model, query)
-            answer: RouteExplanation = await call(self._explain, *arguments, timeout_s=EXPLAIN_TIMEOUT_S)
+            question = Question.of(model, query)
+            answer: RouteExplanation = await call(self._explain, question, timeout_s=EXPLAIN_TIMEOUT_S)
         except Exception as error:
             raise EngineDeadError(f"the Router does not answer: {error}") from error
         return answer.as_json()

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from app.deployments.channel.own_context import start_outside
-from app.deployments.channel.serve_port import answer_of
 from app.deployments.ingress.answer_limit import AnswerLimit
+from app.deployments.ingress.router_calls import RouterCalls
 from app.deployments.router.admission import Answer
 from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.router.question import Question
 from app.deployments.routing.claim import Claim
 from app.deployments.routing.policies.base import RouteQuery
 from app.records.bundle import Bundle
@@ -33,7 +34,7 @@ class RouterClient:
     """`handle` is Serve's, of `Router.route`; `timeout_s`: the least that it gets for an answer."""
 
     def __init__(self, handle: Any, hasher: PromptHasher, timeout_s: float) -> None:
-        self._handle = handle
+        self._calls = RouterCalls(handle)
         self._hasher = hasher
         self._limit = AnswerLimit(timeout_s)
         self._asleep_until = 0.0
@@ -61,29 +62,28 @@ class RouterClient:
         if (bundle := request.asked(Bundle)) is not None:  # its prompts begin alike, if anything of them is cached
             tokens = tokens[: bundle.lengths[0]]
         hashes = await self._hasher.hash_prompt(tokens, root, load, request.asks)
-        query = replace(RouteQuery.of_prompt(request), block_hashes=hashes)
-        if claim is not None:
-            claim = claim._replace(num_choices=query.num_choices, num_prompts=query.num_prompts)
-        return await self._ask((*route_arguments(model, query), excluded, claim))
+        query = replace(RouteQuery.of_prompt(request), block_hashes=hashes, num_hashed_tokens=len(tokens))
+        return await self._ask(Question.of(model, query, excluded, claim))
 
-    async def _ask(self, arguments: tuple[Any, ...]) -> Answer | None:
+    async def _ask(self, question: Question) -> Answer | None:
         began_s = time.monotonic()
-        asked: asyncio.Task[Answer | None] = start_outside(answer_of(self._handle, arguments, {}))
+        asked = self._calls.ask(question)
         is_heard_late = False
         try:
-            if await self._limit.wait(asked):
-                answer = asked.result()
+            if await self._limit.wait(asked.answer):
+                answer = asked.answer.result()
                 self._limit.learn(time.monotonic() - began_s)
                 return answer
             self._rest(f"nothing within {self._limit.seconds:.2f} s")
+            self._calls.pass_over(asked)
             is_heard_late = self._late is None
             if is_heard_late:
-                self._late = start_outside(self._hear_late(asked, began_s))
+                self._late = start_outside(self._hear_late(asked.answer, began_s))
         except Exception as error:
             self._rest(type(error).__name__)
         finally:
             if not is_heard_late:
-                asked.cancel()
+                asked.answer.cancel()
         return None
 
     def _rest(self, why: str) -> None:
@@ -91,7 +91,7 @@ class RouterClient:
             logger.info("the Router did not answer (%s); placing requests here", why)
         self._asleep_until = time.monotonic() + REST_S
 
-    async def _hear_late(self, asked: asyncio.Task[Answer | None], began_s: float) -> None:
+    async def _hear_late(self, asked: asyncio.Future[Answer | None], began_s: float) -> None:
         """Ask again as soon as a late answer comes, and give the next as much time."""
         try:
             await asyncio.wait({asked}, timeout=REST_S)
@@ -103,9 +103,3 @@ class RouterClient:
         finally:
             asked.cancel()
             self._late = None
-
-
-def route_arguments(model: str, query: RouteQuery) -> tuple[str, int, int, bytes, str, str]:
-    """The arguments of Router.route: one bytes object of all hashes is cheaper to send than many."""
-    hashes = b"".join(query.block_hashes)
-    return (model, query.num_prompt_tokens, query.max_tokens, hashes, query.session, query.adapter)

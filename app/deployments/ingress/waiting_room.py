@@ -35,6 +35,7 @@ def no_replica_error(model: str) -> EngineDeadError:
 class _Waiting:
     """A request in the room. `is_displaced`: another tenant's has its place."""
 
+    num_prompts: int
     is_displaced: bool = False
 
 
@@ -47,7 +48,6 @@ class WaitingRoom:
     def __init__(self, model: str, options: AutoscalingConfig | None = None, held_wait_s: float = HELD_WAIT_S) -> None:
         self.num_requests = 0  # of a bundle, its prompts
         self.num_tokens = 0  # of their prompts
-        self._num_waiting = 0  # the room's limit is for these: a bundle has one place
         self._model = model
         self._options = options
         self._held_wait_s = held_wait_s
@@ -59,10 +59,9 @@ class WaitingRoom:
         options = self._options
         if options is None:
             raise no_replica_error(self._model)
-        if self._num_waiting >= options.max_wake_waiting:
-            self._make_room(request.placement.tenant)
+        self._make_room(request, options.max_wake_waiting)
         deadline = time.monotonic() + options.wake_wait_s
-        with self.counted(request), self._place_of(request.placement.tenant) as place:
+        with self.counted(request), self._place_of(request) as place:
             while not is_open():
                 if place.is_displaced:
                     raise self._full_error()
@@ -89,19 +88,17 @@ class WaitingRoom:
     @contextmanager
     def counted(self, request: EngineRequest) -> Iterator[None]:
         """Count a request that waits, within the block: no replica knows of it yet."""
-        self._num_waiting += 1
         self.num_requests += request.num_prompts
         self.num_tokens += request.num_known_tokens
         try:
             yield
         finally:
-            self._num_waiting -= 1
             self.num_requests -= request.num_prompts
             self.num_tokens -= request.num_known_tokens
 
     @contextmanager
-    def _place_of(self, tenant: str) -> Iterator[_Waiting]:
-        place = _Waiting()
+    def _place_of(self, request: EngineRequest) -> Iterator[_Waiting]:
+        tenant, place = request.placement.tenant, _Waiting(request.num_prompts)
         self._of_tenant.setdefault(tenant, {})[place] = None
         try:
             yield place
@@ -114,15 +111,19 @@ class WaitingRoom:
         if not places:
             self._of_tenant.pop(tenant, None)
 
-    def _make_room(self, tenant: str) -> None:
-        """The last one of the tenant that has most goes, unless `tenant` would have as many then: OverloadedError."""
-        own = len(self._of_tenant.get(tenant, ()))
-        largest = max(self._of_tenant, key=lambda name: len(self._of_tenant[name]), default=tenant)
-        if len(self._of_tenant.get(largest, ())) < own + 2:
-            raise self._full_error()
-        last = next(reversed(self._of_tenant[largest]))
-        last.is_displaced = True
-        self._leave(largest, last)
+    def _make_room(self, request: EngineRequest, most: int) -> None:
+        """Send the last ones of the tenants that have most away while the room is full, unless the request's own would
+        have as much then: OverloadedError. A bundle of more prompts than the room takes enters one that is not full."""
+        held = {name: sum(place.num_prompts for place in places) for name, places in self._of_tenant.items()}
+        would_have = held.get(request.placement.tenant, 0) + request.num_prompts
+        while sum(held.values()) >= most:
+            largest = max(held, key=lambda name: held[name])
+            last = next(reversed(self._of_tenant[largest]))
+            held[largest] -= last.num_prompts
+            if held[largest] < would_have:
+                raise self._full_error()
+            last.is_displaced = True
+            self._leave(largest, last)
 
     def _full_error(self) -> OverloadedError:
         return OverloadedError(

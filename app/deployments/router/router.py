@@ -1,4 +1,5 @@
-"""The Router deployment: says which replica shall take a request. One small call per request, never on the token path.
+"""The Router deployment: says which replica shall take a request, by small calls that requests share, never on
+the token path.
 
 It listens to every engine replica: loads and KV events come down one feed each, and every Router replica has feeds of
 its own, so all hold the same index. Ingresses ask, with a small time budget, and choose by themselves when no answer
@@ -19,13 +20,11 @@ from app.deployments.channel.serve_port import EngineHandles
 from app.deployments.process.serve_logs import log_to_serve_files
 from app.deployments.process.start_errors import logs_start_error
 from app.deployments.router.admission import Admission, Answer
-from app.deployments.router.prompt_hasher import split_hashes
+from app.deployments.router.question import Question
 from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.router.route_explanation import RouteExplanation, explain
-from app.deployments.routing.claim import Claim
 from app.deployments.routing.load_book import LoadBook
 from app.deployments.routing.policies import create_policy
-from app.deployments.routing.policies.base import RouteQuery
 from app.deployments.routing.prefix_index import PrefixIndex
 from app.errors import EngineDeadError
 from app.heap import settle_heap
@@ -53,34 +52,19 @@ class Router:
         self._admissions = {model: Admission(admission, pool.book, budget) for model, pool in self._pools.items()}
         settle_heap()
 
-    async def route(
-        self,
-        model: str,
-        num_prompt_tokens: int,
-        max_tokens: int,
-        block_hashes: bytes,
-        session: str,
-        adapter: str,
-        excluded: tuple[str, ...] = (),
-        claim: Claim | None = None,
-    ) -> Answer | None:
-        """Decides which replica shall serve the request, but for `excluded` ones, or whether it has to wait or to go;
-        None when the Router knows no replica. Without a `claim` it is served in any case.
+    async def route(self, questions: list[Question]) -> list[Answer | None]:
+        """Decides which replica shall serve each request, or whether it has to wait or to go; None when the Router
+        knows no replica."""
+        return [self._answer(question) for question in questions]
 
-        `block_hashes` are those of the prompt's full blocks, one after the other.
-        """
-        num_choices, num_prompts = (1, 1) if claim is None else (claim.num_choices, claim.num_prompts)
-        hashes = split_hashes(block_hashes)
-        query = RouteQuery(num_prompt_tokens, max_tokens, hashes, session, adapter, num_choices, num_prompts)
+    def _answer(self, question: Question) -> Answer | None:
+        model, excluded = question.model, question.excluded
         allowed = self._pools[model].book.names - set(excluded) if excluded else None
-        return self._admissions[model].answer(query, claim, allowed)
+        return self._admissions[model].answer(question.query, question.claim, allowed)
 
-    async def explain(
-        self, model: str, num_prompt_tokens: int, max_tokens: int, block_hashes: bytes, session: str, adapter: str
-    ) -> RouteExplanation:
+    async def explain(self, question: Question) -> RouteExplanation:
         """Explains what `route` would answer and why; nothing is counted."""
-        query = RouteQuery(num_prompt_tokens, max_tokens, split_hashes(block_hashes), session, adapter)
-        return explain(self._pools[model].book, query, self._config.policy)
+        return explain(self._pools[question.model].book, question.query, self._config.policy)
 
     async def metrics_snapshot(self) -> bytes:
         """This replica's metrics, for any ingress to render."""

@@ -159,7 +159,8 @@ class LoadBook:
         load.routed_requests += number
         if self.index is not None and self._policy.uses_index:
             # The last full block of a prompt, with two tokens left behind it (engine/kv_cache/state_manager.py).
-            num_to_state = (query.num_prompt_tokens - 2) // load.report.block_size
+            num_hashed = query.num_hashed_tokens or query.num_prompt_tokens
+            num_to_state = (num_hashed - 2) // load.report.block_size
             self.index.expect_blocks(replica_id, query.block_hashes, now, match.device_blocks, num_to_state)
         self._refresh(replica_id)
 

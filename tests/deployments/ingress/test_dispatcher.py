@@ -36,6 +36,7 @@ from app.deployments.ingress.router_client import RouterClient
 from app.deployments.ingress.waiting_room import WaitingRoom
 from app.deployments.router.admission import Admission, Answer
 from app.deployments.router.prompt_hasher import PromptHasher
+from app.deployments.router.question import Question
 from app.deployments.router.retry_budget import RetryBudget
 from app.deployments.routing.claim import Claim, Rejection, Wait
 from app.deployments.routing.load_book import LoadBook
@@ -199,25 +200,18 @@ class TurningRouter:
         self.claims: list[Claim | None] = []
         self.answers: list[Answer | None] = []  # that come first
 
-    async def remote(
-        self,
-        model: str,
-        num_prompt_tokens: int,
-        max_tokens: int,
-        hashes: bytes,
-        session: str,
-        adapter: str,
-        excluded: tuple[str, ...],
-        claim: Claim | None,
-    ) -> Answer:
-        self.claims.append(claim)
+    async def remote(self, questions: list[Question]) -> list[Answer | None]:
+        await asyncio.sleep(0)
+        return [self.answer(question) for question in questions]
+
+    def answer(self, question: Question) -> Answer | None:
+        self.claims.append(question.claim)
         if self.answers:
             return self.answers.pop(0)
-        self.asked.append((num_prompt_tokens, max_tokens))
-        self.hashes.append(hashes)
-        self.sessions.append(session)
-        self.excluded.append(excluded)
-        await asyncio.sleep(0)
+        self.asked.append((question.num_prompt_tokens, question.max_tokens))
+        self.hashes.append(question.block_hashes)
+        self.sessions.append(question.session)
+        self.excluded.append(question.excluded)
         return Decision("ab"[len(self.asked) % 2], "exact")
 
 

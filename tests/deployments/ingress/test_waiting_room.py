@@ -61,15 +61,37 @@ def test_where_the_number_of_replicas_is_fixed_nobody_waits() -> None:
     run(scene())
 
 
-def test_a_bundle_has_one_place_and_wakes_as_many_replicas_as_its_prompts() -> None:
+def test_a_bundle_counts_as_its_prompts() -> None:
+    """One of more prompts than the room takes waits in it all the same, and nobody else then."""
+
     async def scene() -> None:
         prompts = [EngineRequest(str(i), [1] * 5, PoolingParams(task="embed")) for i in range(3)]
         waiting, is_open = room(), False
-        tasks = [asyncio.create_task(waiting.wait(bundled(prompts), lambda: is_open)) for _ in range(2)]
-        await until(lambda: (waiting.num_requests, waiting.num_tokens) == (6, 30))
+        task = asyncio.create_task(waiting.wait(bundled(prompts), lambda: is_open))
+        await until(lambda: (waiting.num_requests, waiting.num_tokens) == (3, 15))
+        for other in (request(), request(tenant="other"), bundled(prompts)):
+            with pytest.raises(OverloadedError, match="3 requests wait"):
+                await waiting.wait(other, lambda: is_open)
         is_open = True
-        await asyncio.gather(*tasks)
+        await task
         assert (waiting.num_requests, waiting.num_tokens) == (0, 0)
+
+    run(scene())
+
+
+def test_the_place_of_a_bundle_is_taken_for_as_many_prompts() -> None:
+    async def scene() -> None:
+        prompts = [EngineRequest(str(i), [1] * 5, PoolingParams(task="embed")) for i in range(3)]
+        waiting, is_open = room(most=6), asyncio.Event()
+        bundles = [asyncio.create_task(waiting.wait(bundled(prompts), is_open.is_set)) for _ in range(2)]
+        await until(lambda: waiting.num_requests == 6)
+        other = asyncio.create_task(waiting.wait(request(tenant="other"), is_open.is_set))
+        with pytest.raises(OverloadedError):
+            await bundles[1]
+        await until(lambda: waiting.num_requests == 4)
+        is_open.set()
+        await asyncio.gather(bundles[0], other)
+        assert (waiting.num_requests, waiting._of_tenant) == (0, {})
 
     run(scene())
 

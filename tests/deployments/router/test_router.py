@@ -10,7 +10,9 @@ import pytest
 from app.api.server.debug import debug_routes
 from app.config.router import RouterConfig
 from app.deployments.router import router as router_module
+from app.deployments.router.question import Question
 from app.deployments.router.router import Router
+from app.deployments.routing.policies.base import Decision
 from app.records.block_hash import hash_blocks, root_hash
 from app.records.kv_events import KVEventLog
 from app.telemetry.exposition import render
@@ -56,15 +58,16 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         pool = router._pools["m"]
         assert pool.book.index is not None
         await until(lambda: pool.num_feeds == 3 and pool.book.index.is_synced("b"), "all are heard")  # type: ignore[union-attr]
-        query = ("m", 70, 10, b"".join(hashes(1, 2, 3, 4)), "", "")
-        told = await router.explain(*query)
+        question = Question("m", 70, 10, b"".join(hashes(1, 2, 3, 4)))
+        told = await router.explain(question)
         assert (told.policy, told.replica_id, told.level, told.num_prompt_blocks) == ("prefix_aware", "b", "exact", 4)
         assert {r.replica_id: r.cached_tokens for r in told.replicas} == {"a": 0, "b": 3 * BLOCK_SIZE, "c": 0}
         costs = {r.replica_id: r.cost_s["total_s"] for r in told.replicas if r.cost_s is not None}
         assert costs["b"] < min(costs["a"], costs["c"])
-        assert (await router.explain(*query)) == told  # asking changes nothing
-        decision = await router.route(*query)
-        assert decision is not None
+        assert (await router.explain(question)) == told  # asking changes nothing
+        decision, unknown = await router.route([question, question._replace(excluded=("a", "b", "c"))])
+        assert isinstance(decision, Decision)
+        assert unknown is None
         assert (decision.replica_id, decision.match) == ("b", (3, 0))
         text = render([decode_snapshot(await router.metrics_snapshot())])
         assert f'manta:router_feeds{{model_name="m",router="{router._router_id}"}} 3.0' in text
@@ -77,8 +80,8 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         router, _ = await make(monkeypatch, "", policy="round_robin")
-        assert await router.route("m", 10, 10, b"", "", "") is None
-        told = await router.explain("m", 10, 10, b"", "", "")
+        assert await router.route([Question("m", 10, 10, b"")]) == [None]
+        told = await router.explain(Question("m", 10, 10, b""))
         assert (told.replica_id, told.replicas) == (None, [])
         await Router.__del__(router)
 
@@ -97,7 +100,7 @@ class Client:
     ) -> dict[str, Any]:
         parent = root_hash(KEY, model="weights", cache_root=root)
         data = b"".join(hash_blocks(KEY, parent, prompt_token_ids[:-1], BLOCK_SIZE))
-        return (await self._router.explain(model, len(prompt_token_ids), max_tokens, data, session, "")).as_json()
+        return (await self._router.explain(Question(model, len(prompt_token_ids), max_tokens, data, session))).as_json()
 
 
 def test_debug_route_over_http(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,10 @@ from app.backends import ROUTING_POLICIES
 from app.deployments.routing.load_book import REPORT_EXPIRES_S, LoadBook
 from app.deployments.routing.policies import create_policy
 from app.deployments.routing.policies.base import ReplicaLoad, RouteQuery
+from app.deployments.routing.prefix_index import PrefixIndex
 from app.errors import UnsupportedError
+from app.records.block_hash import hash_blocks
+from app.records.kv_events import EMPTY_PREFIX, KVEvent, KVEventBatch
 from app.records.load_report import LoadReport
 
 QUERY = RouteQuery(num_prompt_tokens=100, max_tokens=50)
@@ -127,3 +130,15 @@ def test_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedError, match="round_robin"):
         create_policy("best")
     assert {"prefix_aware", "least_outstanding_tokens", "power_of_two", "round_robin"} <= set(ROUTING_POLICIES)
+
+
+def test_the_state_that_a_bundle_leaves_is_its_first_prompts() -> None:
+    index = PrefixIndex()
+    book = LoadBook(create_policy("prefix_aware"), Clock(), index=index)
+    book.report(report("a"))
+    index.apply(KVEventBatch("a", "1", 0, [KVEvent("stored", "state", EMPTY_PREFIX)]))
+    hashes = tuple(hash_blocks(b"key", b"root", list(range(48)), 16))
+    book.route(RouteQuery(400, 1, hashes, num_prompts=8, num_hashed_tokens=49))
+    assert index.match(hashes, Clock().now)["a"].device_blocks == 2  # not behind the last token but one
+    book.route(RouteQuery(400, 1, hashes, num_prompts=8, num_hashed_tokens=50))
+    assert index.match(hashes, Clock().now)["a"].device_blocks == 3

@@ -37,6 +37,7 @@ class RouteQuery:
     adapter: str = ""  # digest of the adapter that the request uses, in hex digits
     num_choices: int = 1  # that `max_tokens` is for, together
     num_prompts: int = 1  # that it stands for, each of which takes a row
+    num_hashed_tokens: int = 0  # of the one that `block_hashes` are of; 0: of the only one
 
     @classmethod
     def of(cls, request: EngineRequest) -> RouteQuery:

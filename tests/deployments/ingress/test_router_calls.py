@@ -1,0 +1,122 @@
+"""Questions that come while a call is under way travel together; each has its own answer, or its own end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from app.deployments.ingress.router_calls import RouterCalls
+from app.deployments.router.question import Question
+from app.deployments.routing.policies.base import Decision
+from tests.limits import run, until
+
+
+class Router:
+    """Each call is answered once it is let."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[Question], asyncio.Future[list[Decision]]]] = []
+        self.num_left = 0
+
+    async def remote(self, questions: list[Question]) -> list[Decision]:
+        answer: asyncio.Future[list[Decision]] = asyncio.get_running_loop().create_future()
+        self.calls.append((questions, answer))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.num_left += 1
+            raise
+
+    def asked(self, call: int) -> list[int]:
+        return [question.num_prompt_tokens for question in self.calls[call][0]]
+
+    def answer(self, call: int) -> None:
+        self.calls[call][1].set_result([Decision(str(number)) for number in self.asked(call)])
+
+
+def question(number: int) -> Question:
+    return Question("m", number, 1, b"")
+
+
+def when(router: Router, count: int) -> Callable[[], bool]:
+    return lambda: len(router.calls) == count
+
+
+def test_those_that_come_meanwhile_travel_together() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        first = calls.ask(question(0))
+        await until(when(router, 1))
+        others = [calls.ask(question(number)) for number in (1, 2, 3)]
+        others.pop(1).answer.cancel()
+        router.answer(0)
+        assert await first.answer == Decision("0")
+        await until(when(router, 2))
+        assert router.asked(1) == [1, 3]
+        router.answer(1)
+        assert [await one.answer for one in others] == [Decision("1"), Decision("3")]
+        last = calls.ask(question(4))
+        await until(when(router, 3))
+        router.answer(2)
+        assert await last.answer == Decision("4")
+
+    run(scene())
+
+
+def test_a_call_that_fails_is_the_answer_to_all_in_it_and_to_no_other() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        both = [calls.ask(question(number)) for number in (0, 1)]
+        await until(when(router, 1))
+        next_one = calls.ask(question(2))
+        router.calls[0][1].set_exception(RuntimeError("no Router"))
+        for one in both:
+            with pytest.raises(RuntimeError, match="no Router"):
+                await one.answer
+        await until(when(router, 2))
+        router.calls[1][1].set_result([])  # an answer too few
+        with pytest.raises(ValueError, match="shorter"):
+            await next_one.answer
+
+    run(scene())
+
+
+def test_nobody_waits_behind_a_call_that_is_passed_over() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        late = calls.ask(question(0))
+        await until(when(router, 1))
+        waiting = calls.ask(question(1))
+        calls.pass_over(waiting)  # is not in the call under way
+        calls.pass_over(late)
+        await until(when(router, 2))
+        router.answer(1)
+        assert await waiting.answer == Decision("1")
+        router.answer(0)
+        assert await late.answer == Decision("0")
+
+    run(scene())
+
+
+def test_a_call_ends_once_nobody_waits_for_it() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        both = [calls.ask(question(number)) for number in (0, 1)]
+        await until(when(router, 1))
+        both[0].answer.cancel()
+        await asyncio.sleep(0)
+        assert router.num_left == 0
+        both[1].answer.cancel()
+        await until(lambda: router.num_left == 1)
+        after = calls.ask(question(2))
+        await until(when(router, 2))
+        router.answer(1)
+        assert await after.answer == Decision("2")
+
+    run(scene())
