@@ -86,7 +86,7 @@ class ClientDisconnected(Exception):
 
 def error_body(error: MantaError) -> dict[str, Any]:
     """The JSON object that describes `error` in OpenAI's dialect."""
-    described = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    described = {"message": _named(error), "type": error.type, "param": error.param, "code": error.code}
     return {"error": described}
 
 
@@ -120,8 +120,7 @@ def error_response(error: MantaError, scope: Scope) -> Response:
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if speaks_anthropic(scope):
-        message = f"{error.param}: {error.message}" if _should_name(error) else error.message
-        body = anthropic_error_body(message, error.status, _request_id(scope))
+        body = anthropic_error_body(_named(error), error.status, _request_id(scope))
         if isinstance(error, ThreadUnsupportedError):
             body["error"]["details"] = dict(error.details)
     else:
@@ -135,9 +134,10 @@ def _retry_headers(error: MantaError) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(after_s))), "retry-after-ms": str(max(1, math.ceil(after_s * 1e3)))}
 
 
-def _should_name(error: MantaError) -> bool:
-    """True if the message has yet to name the field; Anthropic's shape has no other place for it."""
-    return bool(error.param) and str(error.param) not in error.message
+def _named(error: MantaError) -> str:
+    """The message, with the field before it where it names none: many clients show nothing else of an error."""
+    has_name = not error.param or error.param in error.message
+    return error.message if has_name else f"{error.param}: {error.message}"
 
 
 def _request_id(scope: Scope) -> str | None:

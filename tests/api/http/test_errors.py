@@ -268,8 +268,8 @@ def test_engine_errors_before_the_first_token(
     response = http.post(CHAT, json={"messages": HI, "stream": stream})
     described = error_of(response, status)
     if isinstance(error, MantaError):
-        assert described["message"] == error.message
         param = "messages" if error.param == "prompt" else error.param  # the dialect's word for it
+        assert described["message"] == (f"{param}: {error.message}" if param else error.message)
         assert (described["type"], described["code"], described["param"]) == (error.type, error.code, param)
     else:
         assert "secret" not in response.text
