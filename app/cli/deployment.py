@@ -7,19 +7,19 @@ Serve keeps the reason for its status alone: `serve run` would stay for ever bes
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import yaml
 
+from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
 
 if TYPE_CHECKING:
@@ -34,11 +34,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def run(path: Path, dashboard: bool) -> int:
     """Deploy and stay until Ctrl-C or SIGTERM; 1 with a line on stderr when the application cannot start. `dashboard`:
     a cluster that this starts has Ray's."""
-    import click
     import ray
     from ray import serve
     from ray.serve._private.constants import SERVE_NAMESPACE
-    from ray.serve.scripts import cli
 
     names = [each.get("name", "default") for each in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]]
     sigterm = Sigterm()
@@ -46,11 +44,8 @@ def run(path: Path, dashboard: bool) -> int:
         ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
         sigterm.interrupts()
         use_json_console()
-        with _without_address():  # or Serve would warn that Ray runs already
-            cli.main(["run", "--non-blocking", str(path)], standalone_mode=False)
-    except SystemExit:  # Serve has printed why
-        return 143 if sigterm.came else 1
-    except (KeyboardInterrupt, click.Abort):
+        deploy(path)
+    except KeyboardInterrupt:
         return 143 if sigterm.came else 130
     except Exception as error:
         print(f"manta: error: Ray does not start: {type(error).__name__}: {last_error(str(error))}", file=sys.stderr)
@@ -85,16 +80,6 @@ class Sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.came = True
         raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _without_address() -> Iterator[None]:
-    address = os.environ.pop("RAY_ADDRESS", None)
-    try:
-        yield
-    finally:
-        if address is not None:
-            os.environ["RAY_ADDRESS"] = address
 
 
 def wait_until_running(names: Sequence[str], poll_s: float = POLL_S) -> str | None:

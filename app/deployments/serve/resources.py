@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import ray
-
 from app.backends import ON_HOST, OWN_PROCESS
 from app.config.engine import EngineConfig
 from app.config.model import ModelConfig
@@ -53,11 +51,15 @@ class Shortage:
 
 def cluster_resources() -> dict[str, float]:
     """All that the Ray cluster has; nothing when this process has no Ray (which is not started for the question)."""
+    import ray  # which `manta serve` does without before it becomes another process
+
     return dict(ray.cluster_resources()) if ray.is_initialized() else {}
 
 
 def runs_here(config: ServeConfig) -> bool:
     """True if all replicas will be on this machine: the only one of the cluster, and large enough."""
+    import ray
+
     if not ray.is_initialized() or sum(bool(node["Alive"]) for node in ray.nodes()) != 1:
         return False
     return not shortages([config], cluster_resources())
@@ -68,6 +70,8 @@ def warn_of_shortages(config: ServeConfig) -> None:
 
     The number of replicas is the configuration's: what `deployments:` of the Serve application says is not known here.
     """
+    import ray
+
     if not ray.is_initialized():
         return
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
