@@ -37,9 +37,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3": {**SQUARE, "image_seq_length": 4},
     "gemma4": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12},
     "internvl": {**SQUARE, "max_patches": 3, "image_seq_length": 4},
+    "internvl_chat": {**SQUARE, "image_seq_length": 4},
     "idefics3": {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}, "image_seq_len": 4},
     "llama4": {**SQUARE, "max_patches": 3, "patch_size": 4},
 }
+# One that knows nothing of pictures.
+TEXT_TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 MARKS = [
     *("[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
@@ -50,7 +55,7 @@ MARKS = [
 def family_of(name: str) -> str:
     """The family of the processor of a tiny model."""
     kind = MODELS[name].kind
-    return "pixtral" if name == "pixtral" else FAMILIES[kind]
+    return "pixtral" if name == "pixtral" else FAMILIES[MODELS[name].published or kind]
 
 
 def chatting_media_model(name: str, path: Path) -> Path:
@@ -73,7 +78,8 @@ def chatting_media_model(name: str, path: Path) -> Path:
     _write(path / "config.json", {**config, **dict(zip(fields, (302, 303), strict=False))})
     usual = f"{START}{PAD}{END}"
     written = {"gemma3": START, "llama4": "<|image|>"}.get(family, usual)
-    (path / "chat_template.jinja").write_text(TEMPLATE.replace(usual, written))
+    template = TEXT_TEMPLATE if family == "internvl_chat" else TEMPLATE.replace(usual, written)
+    (path / "chat_template.jinja").write_text(template)
     _write(path / "preprocessor_config.json", {**SETTINGS[family], "image_mean": MEAN, "image_std": STD})
     return path
 

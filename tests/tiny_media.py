@@ -20,6 +20,7 @@ from app.media.processors.llava_next import LlavaNextProcessor
 from app.media.processors.llava_onevision import LlavaOnevisionProcessor
 from app.media.processors.phi4 import Phi4Processor
 from app.records.media import MediaAsk, MediaItem
+from tests.tiny_internvl import JUDGE, write_internvl_chat
 from tests.tiny_kimi import write_kimi
 from tests.tiny_models import _root
 
@@ -72,6 +73,7 @@ class Tiny:
     is_text_class: bool = False  # transformers has it among models of text
     seed: int = 0  # one with which no answer holds a picture's token
     write: Callable[[PreTrainedModel, Path], Any] = PreTrainedModel.save_pretrained
+    published: str = ""  # the model type under which it is published, where transformers has another
 
 
 def normalized(item: MediaItem) -> torch.Tensor:
@@ -532,6 +534,35 @@ MODELS: dict[str, Tiny] = {
         _tile_layout(4, several=True),
         types="",
     ),
+    "internvl_chat": Tiny(
+        "internvl",
+        {
+            **{"image_token_id": IMAGE, "tie_word_embeddings": False},
+            "text_config": {**TEXT, "model_type": "qwen3"},
+            "vision_config": {**EYES, "image_size": [16, 16], "patch_size": [4, 4], "attention_bias": True},
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        types="",
+        write=write_internvl_chat,
+        published="internvl_chat",
+    ),
+    "internvl_chat-6b": Tiny(
+        "internvl",
+        {
+            **{"image_token_id": IMAGE, "tie_word_embeddings": False},
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                **{**EYES, "image_size": [16, 16], "patch_size": [4, 4], "use_qk_norm": True},
+                "norm_type": "rms_norm",
+            },
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        types="",
+        write=write_internvl_chat,
+        published="internvl_chat",
+    ),
     "smolvlm": Tiny(
         "smolvlm",
         {"image_token_id": IMAGE, "scale_factor": 2, "text_config": LLAMA, "vision_config": EYES},
@@ -576,6 +607,8 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
 @functools.cache
 def media_judge(directory: Path) -> PreTrainedModel:
     """The same weights in transformers."""
+    if (directory / JUDGE).is_dir():
+        directory = directory / JUDGE
     kind = json.loads((directory / "config.json").read_text())["model_type"]
     is_text_class = any(tiny.is_text_class for tiny in MODELS.values() if tiny.kind == kind)
     model: PreTrainedModel = (AutoModelForCausalLM if is_text_class else AutoModelForImageTextToText).from_pretrained(

@@ -19,6 +19,11 @@ _PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "bloom": {"n_embed": "hidden_size", "seq_length": "max_position_embeddings"},
     "jetmoe": {"kv_channels": "head_dim"},
     "mpt": {"max_seq_len": "max_position_embeddings"},
+    "internvl_chat": {"llm_config": "text_config"},
+}
+# The same within an object.
+_PUBLISHED_WITHIN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "internvl_chat": {"vision_config": {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}},
 }
 
 # What older families call the sizes.
@@ -60,7 +65,15 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with the fields of its model type under the common names, too, where these say nothing."""
-    names = _PUBLISHED.get(str(config.get("model_type")), {})
+    kind = str(config.get("model_type"))
+    found = _renamed(config, _PUBLISHED.get(kind, {}))
+    for part, names in _PUBLISHED_WITHIN.get(kind, {}).items():
+        if isinstance(inner := found.get(part), Mapping):
+            found[part] = _renamed(inner, names)
+    return found
+
+
+def _renamed(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     found = {common: config[own] for own, common in names.items() if config.get(own) is not None}
     kept = {name: value for name, value in config.items() if value is not None or name not in found}
     return {**found, **kept}

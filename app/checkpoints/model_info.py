@@ -35,6 +35,8 @@ _ENDLESS = 131_072  # tokens: their context, which nothing but a row's memory bo
 # (of Nemotron's each layer tells its own width), and by fields that they have.
 _WIDENED, _WIDENED_BY = ("bloom", "gpt_neo", "mpt", "nemotron-nas"), ("n_embd", "multi_query")
 _GENERATING = (
+    "InternVLChatModel",
+    "OmniModel",
     "LMHeadModel",
     "ChatGLMModel",
     "MarianMTModel",

@@ -77,6 +77,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "Idefics3ForConditionalGeneration": "app.models.multimodal.idefics3:Idefics3ForConditionalGeneration",
         "InternLM2ForCausalLM": "app.models.families.internlm:InternLM2ForCausalLM",
         "InternLM3ForCausalLM": "app.models.families.internlm:InternLM3ForCausalLM",
+        "InternVLChatModel": "app.models.multimodal.internvl_chat:InternVLChatModel",
         "InternVLForConditionalGeneration": "app.models.multimodal.internvl:InternVLForConditionalGeneration",
         "JambaForCausalLM": "app.models.families.jamba:JambaForCausalLM",
         "JetMoeForCausalLM": "app.models.families.jetmoe:JetMoeForCausalLM",

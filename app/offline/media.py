@@ -71,7 +71,8 @@ class PromptEncoder:
             text = template.render(chat, **options)
             return Encoded(text, tokenizer.encode(text, add_special_tokens=False))
         places = Placeholders(media, shown)
-        rendered = template.render(places.hide(chat), **{name: places.hide(value) for name, value in options.items()})
+        options = {name: places.hide(value) for name, value in options.items()}
+        rendered = template.render(places.messages(chat), **options)
         ids = encode_pieces(tokenizer, places.pieces(rendered), False, TextRoom(self._model.max_model_len))
         return Encoded(places.shown(rendered), *with_media(media, ids, shown, "messages"))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.checkpoints.added_tokens import added_token_id
 from app.checkpoints.model_info import ModelInfo
 from app.records.media import MediaKind
 
@@ -39,6 +40,7 @@ PROCESSORS = {
     "mistral3": "pixtral",
     "phi4_multimodal": "phi4",
     "internvl": "internvl",
+    "internvl_chat": "internvl_chat",
     "idefics3": "idefics3",
     "smolvlm": "idefics3",
 }
@@ -68,6 +70,7 @@ _DEFAULT_AUDIO_IDS = {
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+_IMAGE_TEXTS = {"internvl_chat": "<IMG_CONTEXT>"}  # placeholders that no field names
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma3n": 262_145, "gemma4": 258_880, "mistral3": 10},
     **{"llava": 32_000, "llava_next": 32_000, "llava_onevision": 151_646},
@@ -113,7 +116,7 @@ class MediaInfo:
     def of(cls, info: ModelInfo) -> MediaInfo | None:
         """Read it; None: the model takes text only."""
         hf, kind = info.hf_config, str(info.hf_config.get("model_type"))
-        seen, heard = _seen(hf, kind), _heard(hf, kind)
+        seen, heard = _seen(info, kind), _heard(hf, kind)
         if seen is None or heard is None:
             return seen or heard
         return replace(
@@ -134,12 +137,15 @@ def _heard(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
     return MediaInfo("", None, audio_token_id=token_id, sound_processor=SOUND_PROCESSORS[kind])
 
 
-def _seen(hf: Mapping[str, Any], kind: str) -> MediaInfo | None:
+def _seen(info: ModelInfo, kind: str) -> MediaInfo | None:
     """Pictures and videos alone."""
+    hf: Mapping[str, Any] = info.hf_config
     vision: Any = hf.get("vision_config")
     if kind not in PROCESSORS or not isinstance(vision, dict):
         return None
     processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
+    if kind in _IMAGE_TEXTS:
+        hf = {"image_token_id": added_token_id(info.directory, _IMAGE_TEXTS[kind]), **hf}
     names = (own[name] for own in (hf, vision) for name in _IMAGE_FIELDS if isinstance(own.get(name), int))
     image = next(names, _DEFAULT_IDS.get(kind))
     if image is None:

@@ -27,6 +27,8 @@ from app.errors import CheckpointError, ConfigError, InvalidRequestError
 from app.text.tokenizer import Tokenizer, read_json
 from app.text.watched import OverrunError, run_watched
 
+PLACE = "place"  # in a part: the text that stands where a picture or sound goes, if the template writes texts alone
+
 Message = dict[str, Any]
 # Marks where the last message ends, so that what the template writes after it can be cut away.
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -157,7 +159,8 @@ class ChatTemplate:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limits: RenderLimits = NO_LIMITS,
     ) -> str:
-        """The prompt. Content given as text parts is joined by newlines where the template expects a string.
+        """The prompt. Content given as parts is joined by newlines where the template expects a string, what stands for
+        pictures and sounds among them.
 
         InvalidRequestError when the template refuses the conversation, the options contradict each other, or the
         prompt exceeds its limits; StuckTemplateError where that is the time to compute. The thread is free again in
@@ -189,7 +192,9 @@ class ChatTemplate:
     def _normalise(self, message: Message) -> Message:
         content = message.get("content")
         if isinstance(content, list) and not self.takes_parts:
-            parts = (part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+            parts = (
+                part if isinstance(part, str) else str(part.get("text") or part.get(PLACE, "")) for part in content
+            )
             return {**message, "content": "\n".join(parts)}
         if message.get("role") != "assistant":
             return message

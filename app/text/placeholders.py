@@ -15,6 +15,7 @@ from typing import Any
 from app.errors import InvalidRequestError, UnsupportedError
 from app.media.picture import Picture
 from app.records.media import MediaAsk, MediaItem, MediaKind
+from app.text.chat_template import PLACE
 from app.text.model_items import NOUNS
 from app.text.model_media import ModelMedia
 from app.text.prompt_size import TextRoom
@@ -29,7 +30,7 @@ class Placeholders:
         self._pattern = re.compile("|".join(map(re.escape, self._words)))
         self._nonce = secrets.token_hex(12)
         self._has_marks = False  # most conversations have none, and nobody looks for them then
-        self._media = media
+        self._media, self._shows = media, bool(shown)
         self._befores = {kind: iter([one.layout.before for one in shown if one.kind == kind]) for kind in media.kinds}
 
     def hide(self, value: Any) -> Any:
@@ -39,6 +40,20 @@ class Placeholders:
         if isinstance(value, dict):
             return {self.hide(name): self.hide(own) for name, own in value.items()}
         return [self.hide(own) for own in value] if isinstance(value, list) else value
+
+    def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages for a template, users' words hidden; with the text that stands for an item beside each, for one that
+        writes texts alone."""
+        hidden: list[dict[str, Any]] = self.hide(list(messages))
+        for message in hidden if self._shows else ():
+            if isinstance(content := message.get("content"), list):
+                message["content"] = [self._placed(part) for part in content]
+        return hidden
+
+    def _placed(self, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        written = [items.processor.written for items in self._media.kinds.values() if items.kind == kind]
+        return {**part, PLACE: written[0]} if written else part
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:

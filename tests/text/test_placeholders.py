@@ -11,6 +11,7 @@ from app.errors import InvalidRequestError
 from app.media.picture import Picture
 from app.media.processors.base import Processor
 from app.records.media import MediaAsk
+from app.text.chat_template import ChatTemplate
 from app.text.placeholders import Placeholders, encode_pieces, with_media
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
@@ -37,6 +38,20 @@ def prompt(model: ServedModel, messages: list[dict[str, Any]], pictures: list[Pi
     rendered = model.chat_template.render(places.hide(messages), **{k: places.hide(v) for k, v in options.items()})
     ids = encode_pieces(model.tokenizer, places.pieces(rendered), False, ROOM)
     return places.shown(rendered), *with_media(model.media, ids, pictures, "messages")
+
+
+def test_templates_that_write_texts_alone_get_a_text_for_each_picture(model: ServedModel) -> None:
+    assert model.media is not None
+    template = ChatTemplate({"default": "{% for m in messages %}{{ m.role + ':' + m.content }}|{% endfor %}"}, {})
+    content = [{"type": "text", "text": f"Not {PAD}."}, {"type": "image"}, {"type": "text", "text": "What?"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
+    places = Placeholders(model.media, [picture(model, (56, 84), b"a" * 16)])
+    rendered = template.render(places.messages(messages))
+    assert places.shown(rendered) == f"user:Not {PAD}.\n{PAD}\nWhat?|assistant:Yes.|"
+    ids = encode_pieces(model.tokenizer, places.pieces(rendered), False, ROOM)
+    assert ids.count(model.media.info.image_token_id) == 1
+    assert places.messages(messages)[1] == messages[1]
+    assert content[1] == {"type": "image"}
 
 
 def test_prompts_are_transformers(model: ServedModel) -> None:

@@ -88,8 +88,8 @@ def _template_arguments(
     options: ChatOptions, limits: RequestLimits, places: Placeholders | None = None
 ) -> dict[str, Any]:
     check_conversation(options, limits)
+    messages = [message.for_template() for message in options.messages]
     arguments = {
-        "messages": [message.for_template() for message in options.messages],
         "tools": [tool.for_template() for tool in options.tools] if options.tools else None,
         "documents": options.documents,
         # Continuing a message excludes opening a new turn, whatever the default of the other option says.
@@ -97,7 +97,9 @@ def _template_arguments(
         "continue_final_message": options.continue_final_message,
         "chat_template_kwargs": options.template_names(),
     }
-    return arguments if places is None else {name: places.hide(value) for name, value in arguments.items()}
+    if places is None:
+        return {"messages": messages, **arguments}
+    return {"messages": places.messages(messages), **{name: places.hide(value) for name, value in arguments.items()}}
 
 
 def check_conversation(options: ChatOptions, limits: RequestLimits) -> None:

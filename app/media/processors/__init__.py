@@ -16,6 +16,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "glm_ocr": "app.media.processors.glm_ocr:GlmOcrProcessor",
         "idefics3": "app.media.processors.idefics3:Idefics3Processor",
         "internvl": "app.media.processors.internvl:InternVLProcessor",
+        "internvl_chat": "app.media.processors.internvl_chat:InternVLChatProcessor",
         "kimi": "app.media.processors.kimi:KimiProcessor",
         "lighton_ocr": "app.media.processors.lighton_ocr:LightOnOcrProcessor",
         "llama4": "app.media.processors.llama4:Llama4Processor",

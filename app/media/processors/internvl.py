@@ -50,13 +50,14 @@ class InternVLProcessor(Processor):
             "num_tokens": num_tokens,
             "begin": own.get("start_image_token", "<img>"),
             "end": own.get("end_image_token", "</img>"),
+            "has_whole": True,  # in a tile more, where there are several
             "resample": int(own.get("resample", 3)),
         }
 
     def layout(self, size: Size) -> Layout:
         """See Processor."""
         side, (columns, rows) = self.settings["side"], self._tiles(size)
-        tiles = columns * rows + (columns * rows > 1)
+        tiles = columns * rows + (columns * rows > 1 and self.settings["has_whole"])
         grid = tiles, side // self.settings["patch_size"], side // self.settings["patch_size"]
         seen = (self.placeholder, tiles * self.settings["num_tokens"])
         return Layout(
@@ -79,7 +80,7 @@ class InternVLProcessor(Processor):
         """[H, W, 3] -> [tiles, 3, side, side], the whole last."""
         side, resample = self.settings["side"], self.settings["resample"]
         tiles = tiles_of(resized(image, layout.size, resample), side)
-        if len(tiles) == 1:
+        if len(tiles) == 1 or not self.settings["has_whole"]:
             return tiles
         whole_picture = resized(image, (side, side), resample)
         return np.concatenate([tiles, tiles_of(whole_picture, side)])

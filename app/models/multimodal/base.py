@@ -28,7 +28,7 @@ OWN, OWN_EARS = "encoder.", "ears."  # where encoders' tensors stand in the mode
 _PARTS = (
     *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_projection", "embed_vision", "audio_tower"),
     "embed_tokens_extend",
-    *("multi_modal_projector", "mm_projector", "connector", "projector", "mlp_AR", "visual_projection"),
+    *("multi_modal_projector", "mm_projector", "mlp1", "connector", "projector", "mlp_AR", "visual_projection"),
 )
 _SEES = re.compile(rf"^(model\.)?(({'|'.join(_PARTS)})\.|image_newline$)")
 _HEARS = re.compile(r"^(model\.)?(audio_tower|embed_audio|embed_tokens_extend\.audio_embed)\.")

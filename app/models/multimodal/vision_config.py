@@ -77,7 +77,7 @@ class VisionConfig:
         return sides.pop()
 
     def depths(self, name: str, num_layers: int) -> tuple[int, ...]:
-        """How many layers are run for each of one or several chosen ones, which may be counted from the last."""
+        """Says how many layers are run for each of one or several chosen ones, which may be counted from the last."""
         value = self._value(name)
         chosen = value if isinstance(value, Sequence) else (value,)
         depths = tuple(int(layer) if layer >= 0 else num_layers + 1 + int(layer) for layer in chosen)

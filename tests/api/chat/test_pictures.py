@@ -15,6 +15,7 @@ import pytest
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 from app.records.media import MediaAsk
+from app.text.chat_template import ChatTemplate
 from tests import limits
 from tests.api.conftest import ScriptedClient, Server, served, write_model
 from tests.media.media_model import END, PAD, START, reader, seeing, write_media_model
@@ -34,7 +35,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedClient]
     own = reader(allowed_media_domains=("images.example",))
     sees = seeing(write_media_model(folder / "m", 512), own, limit_mm_per_prompt={"image": 3})
     fine = seeing(write_media_model(folder / "fine"), own, "fine", mm_processor_kwargs={"max_pixels": 784 * 400})
-    client = ScriptedClient(sees, fine, served(write_model(folder / "text"), "text"))
+    plain = seeing(write_media_model(folder / "plain"), own, "plain")
+    plain.chat_template = ChatTemplate(
+        {"default": "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"}, {}
+    )
+    client = ScriptedClient(sees, fine, plain, served(write_model(folder / "text"), "text"))
     client.script = lambda request: [40, 41]
     yield client
     own.close()
@@ -73,6 +78,15 @@ def test_texts_beside_a_picture_are_lines_as_without_one(client: ScriptedClient,
             text = client.models["m"].tokenizer.decode(client.requests[-1].prompt_token_ids, False)
             shown_between = f"{START}{PAD * PICTURE_TOKENS}{END}one\ntwo" if len(content) > 2 else ""
             assert f"user\none\ntwo{shown_between}<|im_end|>" in text
+
+
+def test_a_template_that_writes_texts_alone_takes_pictures(client: ScriptedClient, http: httpx.Client) -> None:
+    content = [{"type": "image_url", "image_url": {"url": URL}}, TEXT]
+    body = {"model": "plain", "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    tokens, _ = shown(client)
+    text = client.models["plain"].tokenizer.decode(tokens, False)
+    assert text == f"user:{PAD * PICTURE_TOKENS}\nWhat is it?"
 
 
 def test_every_dialect_s_sdk_makes_the_same_prompt(client: ScriptedClient, server: Server, http: httpx.Client) -> None:

@@ -24,6 +24,7 @@ PARTS = {
     "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
+CHAT = {"max_dynamic_patch": 6, "vision_config": {"image_size": 32, "patch_size": 16}}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
 ONE_VISION = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 64], [96, 32]]}
 NEXT = {
@@ -40,6 +41,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, An
     "gemma3n": ("siglip", "SiglipImageProcessorPil", {**SQUARE, "resample": 2}, {}, {}),
     "pixtral": ("pixtral", "PixtralImageProcessorPil", {"size": {"longest_edge": 96}}, {}, {"patch_size": 16}),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
+    "internvl_chat": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, CHAT, {"crop_to_patches": True}),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil", SMOL, {}, {}),
     "llava_next": ("llava_next", "LlavaNextImageProcessorPil", NEXT, {"vision_config": {"image_size": 32}}, {}),
     "llava_onevision": ("llava_onevision", "LlavaOnevisionImageProcessorPil", ONE_VISION, {}, {}),
@@ -97,6 +99,10 @@ def test_tokens_are_those_of_transformers_rules() -> None:
     tiled = made("internvl", {**TILES, "image_seq_length": 2}, {}).layout((64, 32))
     assert written(tiled) == f"<img>{one * 6}</img>"
     assert tiled.grid[0] == 3
+    plain = made("internvl_chat", {}, {**CHAT, "use_thumbnail": False})
+    assert written(plain.layout((64, 32))) == f"<img>{one * 2}</img>"
+    assert (plain.written, plain.layout((64, 32)).grid[0]) == ("<image>", 2)
+    assert made("internvl_chat", {}, {**CHAT, "dynamic_image_size": False}).layout((64, 32)).grid[0] == 1
     smol = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
     own = made("smolvlm", {**SMOL, "image_seq_len": 2}, {})
     names = ("<fake_token_around_image>", one, "<global-img>")
@@ -115,6 +121,10 @@ def test_what_is_refused() -> None:
         made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[288, 256]]}, {})
     with pytest.raises(CheckpointError, match="image_grid_pinpoints is"):
         made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[31, 32]]}, {})
+    with pytest.raises(UnsupportedError, match="pad2square"):
+        made("internvl_chat", {}, {**CHAT, "pad2square": True})
+    with pytest.raises(CheckpointError, match="max_dynamic_patch"):
+        made("internvl_chat", {}, {**CHAT, "max_dynamic_patch": 0})
     with pytest.raises(UnsupportedError, match="anyres_max_N is supported"):
         made("llava_onevision", {**ONE_VISION, "vision_aspect_ratio": "pad"}, {})
 
@@ -135,6 +145,9 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gemma3n", {"image_seq_length": 9}, {"vision_soft_tokens_per_image": 256}, "image_seq_length is 9"),
     ("internvl", {**TILES, "image_seq_length": 9}, TILE_EYES, "image_seq_length is 9, .* 16"),
     ("internvl", {"size": 16}, TILE_EYES, "the side of tiles is 16"),
+    ("llava_next", {**NEXT, "crop_size": 16}, {"vision_config": {"image_size": 32}}, "crop_size is 16"),
+    ("llava_next", NEXT, {"vision_config": {"image_size": 64}}, "the side of tiles is 32"),
+    ("internvl_chat", {"size": 16}, CHAT, "the side of tiles is 16"),
     ("idefics3", {**SMOL, "image_seq_len": 9}, TILE_EYES, "image_seq_len is 9, .* 16"),
     ("idefics3", {"max_image_size": {"longest_edge": 64}}, TILE_EYES, "the side of tiles is 64"),
 ]

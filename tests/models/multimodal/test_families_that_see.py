@@ -15,6 +15,7 @@ from app.models.multimodal import (
     glm_ocr,
     idefics3,
     internvl,
+    internvl_chat,
     kimi,
     lighton_ocr,
     llama4,
@@ -52,6 +53,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     "gemma3": gemma3.Gemma3ForConditionalGeneration,
     "mistral3": pixtral.Mistral3ForConditionalGeneration,
     **dict.fromkeys(("internvl", "internvl-6b"), internvl.InternVLForConditionalGeneration),
+    **dict.fromkeys(("internvl_chat", "internvl_chat-6b"), internvl_chat.InternVLChatModel),
     **dict.fromkeys(("smolvlm", "idefics3"), idefics3.Idefics3ForConditionalGeneration),
 }
 
