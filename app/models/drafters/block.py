@@ -3,12 +3,14 @@
 Layers of Qwen3's attend to keys and values that they make of what layers of the target read, for all that is computed,
 and of the block itself: the newest token and masks behind it, which see each other both ways. DFlash's masks each tell
 the token in their own place. DSpark's places each tell the next one, and a low-rank table adds what the token before
-makes likely. Checkpoints as the authors publish them, or as the project "speculators" does.
+makes likely. In layers with a window a place sees none behind it. Checkpoints as the authors publish them, or as the
+project "speculators" does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +34,9 @@ from app.models.drafters.base import Target, TokenIds, expect_layers, ids_by_off
 from app.models.families.qwen3 import Qwen3ForCausalLM
 
 _FIELDS = {
-    **dict.fromkeys(("block_size", "draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30)),
+    **dict.fromkeys(("block_size", "draft_vocab_size", "target_hidden_size", "sliding_window"), whole(1, 1 << 30)),
     **dict.fromkeys(("mask_token_id", "markov_rank"), whole(0, 1 << 30)),
+    "swa_window_size": whole(1, 1 << 30),
 }
 # Switches that nobody here reads, and what they are when nothing hangs on them; another value is another model.
 _UNREAD: Mapping[str, tuple[Any, ...]] = {
@@ -44,6 +47,7 @@ _UNREAD: Mapping[str, tuple[Any, ...]] = {
     "markov_head_type": (None, "vanilla"),
     "shift_label": (None, False),
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _IN_A_BLOCK = 16  # tokens, where config.json says nothing
 MOST_LAYERS = 64
 
@@ -55,7 +59,8 @@ class BlockForm(NamedTuple):
     size: int  # places of a block, the newest token's among them
     mask: int  # the token that stands in the others
     tells_next: bool  # each place tells the token behind it, the first one's too
-    is_causal: bool  # a place sees none behind it
+    windows: tuple[int | None, ...]  # of its layers: the positions that a place sees, its own included
+    is_causal: tuple[bool, ...]  # of its layers: a place sees none behind it
 
     @property
     def most_drafts(self) -> int:
@@ -67,24 +72,27 @@ class BlockForm(NamedTuple):
         """CheckpointError where it lacks something, UnsupportedError names a switch that nobody reads, ConfigError what
         the target has not."""
         hf, place = info.hf_config, f"{info.directory}/config.json"
+        if info.num_layers > MOST_LAYERS:
+            raise CheckpointError(f"{info.directory}: {info.num_layers} layers are no drafter's", param="model")
         given = {**hf, **_mapping(hf.get("dflash_config"))}
         check(given, _FIELDS, place)
         for name, plain in _UNREAD.items():
             if given.get(name) not in plain:
                 raise UnsupportedError(f"speculative_config: {name}={given[name]!r:.40} of {place} is not supported")
-        if "sliding_attention" in (hf.get("layer_types") or ()) or hf.get("use_sliding_window"):
-            raise UnsupportedError(
-                f"speculative_config: layer_types, use_sliding_window of {place}: windows are not supported"
-            )
         if given.get("mask_token_id") is None:
             raise CheckpointError(f"{place} lacks mask_token_id", param="model")
         is_spark = given.get("markov_rank") is not None
+        windows = _windows(given, info.num_layers, place)
+        is_causal = bool(given.get("is_causal") or given.get("causal"))
+        if any(windows) and given.get("causal") is False:
+            raise UnsupportedError(f"speculative_config: causal=False of {place} with windows is not supported")
         return cls(
             reads_layers=_layers_read(given, target.num_layers, place),
             size=int(given.get("block_size") or _IN_A_BLOCK),
             mask=int(given["mask_token_id"]),
             tells_next=bool(given.get("sample_from_anchor", is_spark)),
-            is_causal=bool(given.get("is_causal") or given.get("causal")),
+            windows=windows,
+            is_causal=tuple(is_causal or window is not None for window in windows),
         )
 
 
@@ -109,9 +117,7 @@ class BlockDrafter(EngineModel):
         super().__init__()
         hf, own = info.hf_config, {name.removeprefix("model.").split(".")[0] for name in names}
         self.form, self.target = BlockForm.of(info, target.info), target
-        s = readable(Qwen3ForCausalLM.settings, info)
-        if s.num_layers > MOST_LAYERS:
-            raise CheckpointError(f"{info.directory}: {s.num_layers} layers are no drafter's", param="model")
+        s = replace(readable(Qwen3ForCausalLM.settings, info), sliding_windows=self.form.windows)
         width = int(hf.get("target_hidden_size") or s.hidden_size)
         target.expect("the hidden size of what it reads", width, target.info.hidden_size)
         target.expect("vocab_size", s.vocab_size, target.info.vocab_size)
@@ -174,6 +180,19 @@ class BlockDrafter(EngineModel):
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _windows(given: Mapping[str, Any], num_layers: int, place: str) -> tuple[int | None, ...]:
+    """One of each layer, as `layer_types` names them. UnsupportedError where it does not say it of each."""
+    kinds, window = given.get("layer_types"), given.get("swa_window_size") or given.get("sliding_window")
+    if kinds is None and not given.get("use_sliding_window"):
+        return (None,) * num_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (_FULL, _SLIDING) for kind in kinds):
+        what = f"layer_types={kinds!r:.80} of {place} is not supported; known: {_FULL}, {_SLIDING}, one for each layer"
+        raise UnsupportedError(f"speculative_config: {what}")
+    if window is None and _SLIDING in kinds:
+        raise CheckpointError(f"{place} lacks sliding_window, of which layer_types speaks", param="model")
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
 def _layers_read(given: Mapping[str, Any], num_layers: int, place: str) -> tuple[int, ...]:

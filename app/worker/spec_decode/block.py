@@ -2,7 +2,8 @@
 
 For each token that the target has computed the drafter's layers keep keys and values, made of what the target's layers
 read. A block's own lie behind them for the one pass, where the target's next tokens will have theirs. Its places all
-see the whole block: each is to attention a request of its own with one query, whose keys end where the block does.
+see the whole block: each is to attention a request of its own with one query, whose keys end where the block does, or,
+in layers where it sees none behind it, with itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Self
 import torch
 
 from app.layers.attention_layer import AttentionLayer
+from app.layers.context import ForwardContext
 from app.loading.loader import load_drafter
 from app.models.drafters.base import shifted
 from app.models.drafters.block import BlockDrafter, BlockForm
@@ -70,8 +72,8 @@ class BlockProposer(Proposer):
         at, width = positions_behind(proposal, 2), count + (not form.tells_next)
         block = torch.full((num_rows, width), form.mask, device=newest.device)
         block[:, 0] = newest
-        ctx = DraftPasses(proposal, width).context(1, sees_block=not form.is_causal)
-        features = drafter(block.view(-1), ctx).view(num_rows, width, -1)[:, width - count :]
+        features = drafter(block.view(-1), self._context(DraftPasses(proposal, width)))
+        features = features.view(num_rows, width, -1)[:, width - count :]
         logits = drafter.raw_logits(features.reshape(num_rows * count, -1)).view(num_rows, count, -1)
         draw, last = self._sampler.of(proposal), newest
         drafts: list[torch.Tensor] = []
@@ -82,6 +84,17 @@ class BlockProposer(Proposer):
             last = draw(own, at[number])
             drafts.append(last)
         return agreed(torch.stack(drafts, dim=1), self._group)
+
+    def _context(self, passes: DraftPasses) -> ForwardContext:
+        causal = self._form.is_causal
+        if len({*causal}) == 1:
+            return passes.context(1, sees_block=not causal[0])
+        whole, before = (passes.context(1, sees_block=sees) for sees in (True, False))
+        attention = [*whole.attention]
+        for layer, is_causal in zip(self.attention_layers, causal, strict=True):
+            if is_causal:
+                attention[layer.layer_index] = before.attention[layer.layer_index]
+        return replace(whole, attention=attention)
 
     def report_start(self, info: WorkerInfo) -> WorkerInfo:
         """A block may take one place more than it has drafts."""

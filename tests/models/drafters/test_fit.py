@@ -60,6 +60,9 @@ def speculator(num_tokens: int = 3, **config: Any) -> EngineModel:
     return MLPSpeculator(CONTEXT, ModelInfo(Path("d"), config, {}), TARGET, num_tokens=num_tokens)
 
 
+ONE_WINDOW = {"layer_types": ["sliding_attention"]}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -98,8 +101,13 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
         (lambda: block(target_layer_ids="all"), CheckpointError, "'all', no list of layers"),
         (lambda: block(mask_token_id=None), CheckpointError, "lacks mask_token_id"),
         (lambda: block(block_size=-1), CheckpointError, "block_size"),
-        (lambda: block(layer_types=["sliding_attention"]), UnsupportedError, "windows are not supported"),
-        (lambda: block(use_sliding_window=True), UnsupportedError, "windows are not supported"),
+        (lambda: block(layer_types=["sliding_attention"]), CheckpointError, "lacks sliding_window"),
+        (lambda: block(layer_types=["sliding_attention"] * 2), UnsupportedError, "one for each layer"),
+        (lambda: block(layer_types=["linear_attention"]), UnsupportedError, "'linear_attention'"),
+        (lambda: block(use_sliding_window=True), UnsupportedError, "layer_types=None"),
+        (lambda: block(**ONE_WINDOW, sliding_window="all"), CheckpointError, "sliding_window"),
+        (lambda: block(**ONE_WINDOW, sliding_window=8, causal=False), UnsupportedError, "causal=False"),
+        (lambda: block(use_swa=True), UnsupportedError, "use_swa=True"),
         (lambda: block(dflash_config={"selector_rank": 16}), UnsupportedError, "selector_rank=16"),
         (lambda: block(markov_rank=4, markov_head_type="rnn"), UnsupportedError, "markov_head_type='rnn'"),
         (lambda: block("embed_tokens", num_hidden_layers=65), CheckpointError, "65 layers are no drafter's"),

@@ -261,9 +261,10 @@ def mlp_speculator(folder: Path, target: PreTrainedModel, tied: bool = False) ->
 
 
 def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts:
-    """Two layers over a block of masks in the form of DFlash's authors, of DSpark's, or of "speculators" with fewer
-    tokens, and their reference."""
+    """Two layers over a block of masks in the form of DFlash's authors (`dflash-windows`: the second sees a few
+    positions back), of DSpark's, or of "speculators" with fewer tokens, and their reference."""
     reads, mask, known, rank, is_spark = [0, 2, 4], 7, VOCAB, 8, form == "dspark"
+    windows = (None, 10 if form == "dflash-windows" else None)
     w: Tensors = {"fc.weight": drawn(200, SIZE, len(reads) * SIZE)}
     w |= {f"{name}.weight": 1 + drawn(201, SIZE) for name in ("hidden_norm", "norm")}
     for i in range(2):
@@ -273,7 +274,9 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
     embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
     config = {**CONFIG, "model_type": "qwen3", "num_hidden_layers": 2}
     stored, ids = dict(w), torch.arange(VOCAB)
-    if form == "dflash":
+    if windows[1]:
+        config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": windows[1]}
+    if form.startswith("dflash"):
         config |= {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 6}
         config |= {"dflash_config": {"mask_token_id": mask, "target_layer_ids": reads}}
     elif is_spark:
@@ -301,7 +304,7 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         one, other = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-other, one), dim=-1) * sin
 
-    def run(context: torch.Tensor, x: torch.Tensor, own: Tensors) -> torch.Tensor:
+    def run(context: torch.Tensor, x: torch.Tensor, own: Tensors, window: int | None) -> torch.Tensor:
         normed = norm(x, own["input_layernorm.weight"])
         all_of = torch.cat((context, normed))
 
@@ -311,8 +314,11 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         q = turned(norm(heads(normed, "q"), own["self_attn.q_norm.weight"]), len(context))
         k = turned(norm(heads(all_of, "k"), own["self_attn.k_norm.weight"]), 0)
         k, v = (y.repeat_interleave(HEADS // KV_HEADS, dim=1) for y in (k, heads(all_of, "v")))
-        weights = (torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM)).softmax(-1)
-        out = torch.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
+        scores, places = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM), torch.arange(len(all_of))
+        if window is not None:
+            back = places[len(context) :, None] - places
+            scores = scores.masked_fill((back < 0) | (back >= window), float("-inf"))
+        out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
         x = x + F.linear(out, own["self_attn.o_proj.weight"])
         normed = norm(x, own["post_attention_layernorm.weight"])
         gate, up = (F.linear(normed, own[f"mlp.{name}.weight"]) for name in ("gate_proj", "up_proj"))
@@ -324,7 +330,7 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         context = norm(F.linear(read, w["fc.weight"]), w["hidden_norm.weight"])
         x = embedding[[tokens[-1], *[mask] * (count - is_spark)]]
         for i in range(2):
-            x = run(context, x, named(w, f"layers.{i}."))
+            x = run(context, x, named(w, f"layers.{i}."), windows[i])
         found, last = [], tokens[-1]
         for logits in F.linear(norm(x[-count:], w["norm.weight"]), head):
             if is_spark:
