@@ -598,6 +598,8 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
                 buffer.fill_(-0.7 if own.endswith("_min") else 0.8)
             elif own.endswith((".std_bias", ".std_scale")):
                 buffer.uniform_(0.5, 1.5)
+        # No placeholder is ever the likeliest token: the judge would look for a picture there.
+        model.get_output_embeddings().weight[[IMAGE, IMAGE + 1]] = 0.0
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
     tiny.write(model, directory)
     (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
@@ -658,6 +660,6 @@ def judged(name: str, tokens: list[int], ask: MediaAsk, max_tokens: int) -> tupl
         first = logits if first is None else first
         ranked = logits[-1].clone()
         answer.append(int(ranked.argmax()))
-        assert answer[-1] != IMAGE, "another seed, please: the judge would look for a picture there"
+        assert answer[-1] != IMAGE
     assert first is not None
     return first, answer
