@@ -43,3 +43,6 @@ WRITERS: Mapping[str, str] = {
     "MT5ForConditionalGeneration": "MT5EncoderModel",
     "T5ForConditionalGeneration": "T5EncoderModel",
 }
+
+# Architectures whose tokens see the whole text, though their `model_type` is that of a decoder that looks back.
+BOTH_WAYS = frozenset({"VoyageQwen3BidirectionalEmbedModel"})

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from app.checkpoints.built_in import ASSETS as ASSETS
 from app.checkpoints.built_in import BUILT_IN_MODELS, built_in_directory
 from app.checkpoints.config_names import OTHER_NAMES, OWN_NAMES, overridden
-from app.checkpoints.encoder_types import ENCODER_TYPES, WRITERS
+from app.checkpoints.encoder_types import BOTH_WAYS, ENCODER_TYPES, WRITERS
 from app.checkpoints.fields.kinds import check, expect, token_ids, whole
 from app.checkpoints.gguf.description import describe
 from app.checkpoints.hub import commit_of, fetch_description, fetch_weights, repository_of
@@ -228,6 +228,7 @@ class ModelInfo:
         that were trained for it."""
         hf = self.hf_config
         both_ways = hf.get("is_causal") is False or hf.get("use_bidirectional_attention") is True
+        both_ways = both_ways or _architecture(hf) in BOTH_WAYS
         return not both_ways and (str(hf.get("model_type")) not in ENCODER_TYPES or _architecture(hf) in WRITERS)
 
     def runner(self, wanted: Literal["auto", "generate", "pooling"]) -> Runner:

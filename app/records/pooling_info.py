@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.checkpoints.encoder_types import BOTH_WAYS
 from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
@@ -127,7 +128,7 @@ class PoolingInfo:
         mask = masks[0] if masks else None
         if late := late_interaction(info.directory, info.architecture, mask, has_modules=bool(modules)):
             return _of_tokens(info, modules, late, common)
-        denses = tuple(_dense(path) for kind, path in modules if kind == "Dense")
+        denses = _published_denses(info) or tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
         pooling = poolings[0] if poolings else _usual_pooling(info)
@@ -352,9 +353,23 @@ def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
     return () if vouched or hf.get("is_matryoshka") else None
 
 
+def _published_denses(info: ModelInfo) -> tuple[DenseInfo, ...]:
+    """Layers that lie with the decoder in files that name them by no module: Voyage 4 nano's, as wide as it says that
+    it has classes."""
+    if info.architecture not in BOTH_WAYS:
+        return ()
+    size = len(info.hf_config.get("id2label") or {}) or int(info.hf_config.get("num_labels") or 0)
+    if not size:
+        what = "num_labels is missing, the width of its vectors: give it with hf_overrides"
+        raise CheckpointError(f"{info.directory}/config.json is not usable: {what}", param="model")
+    return (DenseInfo(info.directory, info.hidden_size, size, bias=False, activation="identity"),)
+
+
 def _usual_pooling(info: ModelInfo) -> str:
-    """A decoder's last token and an encoder's first, unless config.json says otherwise (`pooling` of a Llama that sees
-    both ways)."""
+    """A decoder's last token and an encoder's first, unless the architecture means the mean, or config.json says
+    otherwise (`pooling` of a Llama that sees both ways)."""
+    if info.architecture in BOTH_WAYS:
+        return "mean"
     if info.hf_config.get("model_type") != "llama_bidirec":
         return "last" if info.is_causal else "cls"
     given = str(info.hf_config.get("pooling") or "avg")
