@@ -54,6 +54,8 @@ class FormatParser(Parser):
 
     def push(self, text: str) -> list[Part]:
         """Take more text; return what is now certain."""
+        if self._steps is None:  # it has read all it knows: the rest is content
+            return [Part("content", text)] if text else []
         self.scan.feed(text)
         return self._resume()
 
@@ -68,8 +70,7 @@ class FormatParser(Parser):
                 next(self._steps)
             except StopIteration:
                 self._steps = None
-        if self._steps is None:  # a parser that has read all it knows: the rest is content
-            self.scan.say("content", self.scan.take_rest())
+                self.scan.say_content(self.scan.take_rest())
         return self.scan.take_parts()
 
 

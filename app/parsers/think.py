@@ -43,15 +43,13 @@ class ThinkParser(ReasoningParser):
         return "" if prompt_end.rstrip().endswith(cls.close) else cls.open
 
     def parse(self) -> Steps[None]:
-        """Reasoning, if the text begins with one; then content."""
+        """Reasoning, if the text begins with one; the rest is content."""
         scan = self.scan
         before = yield from scan.space()
         if (yield from scan.match(self.open)) or self.inside:
             yield from self._reasoning(scan, before)
         else:
             scan.say_content(before)
-        while chunk := (yield from scan.chunk()):
-            scan.say_content(chunk)
 
     def _reasoning(self, scan: Scanner, before: str) -> Steps[None]:
         """Up to the closing marker, without the new lines at both ends."""
