@@ -47,7 +47,9 @@ class MixtureOfAttention(Attention):
         num_tokens, keys, dim = len(qkv), self.num_kv_heads, self.head_dim
         every = qkv.view(num_tokens, -1, dim)
         queries = every[:, : keys * self.num_experts].view(num_tokens, keys, self.num_experts, dim)
-        chosen = routing.ids.clamp(min=0).long()[:, None, :, None].expand(-1, keys, -1, dim)  # padding has none
+        # Padding has no expert; while a start only compiles kernels, the gate's has written none.
+        ids = routing.ids.clamp(0, self.num_experts - 1).long()
+        chosen = ids[:, None, :, None].expand(-1, keys, -1, dim)
         heads = torch.cat((queries.gather(2, chosen).flatten(1, 2), every[:, keys * self.num_experts :]), 1)
         rotation = self.rotary.of_step(ctx)
         cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
