@@ -86,8 +86,8 @@ def test_gpus() -> None:
         refuse(device=gpu, dtype=torch.bfloat16, num_threads=None)
         with pytest.raises(ConfigError, match="deterministic: dtype bfloat16"):
             refuse(device=gpu)
-        with pytest.raises(ConfigError, match="PhiForCausalLM was not shown to be exact on GPUs; known: LlamaFor"):
-            refuse({"architectures": ["PhiForCausalLM"]}, gpu, torch.bfloat16)
+        with pytest.raises(ConfigError, match="OPTForCausalLM was not shown to be exact on GPUs; known: CodeGenFor"):
+            refuse({"architectures": ["OPTForCausalLM"]}, gpu, torch.bfloat16)
         refuse({"hidden_act": "gelu_pytorch_tanh"}, gpu, torch.bfloat16)
         for act in ("gelu", "relu", "relu2"):
             refuse({"hidden_act": act})

@@ -7,7 +7,7 @@ logprobs of its tokens and of the 20 most likely at each place again, bit for bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -50,10 +50,11 @@ SOME = ["large llama", "large qwen3_moe"]
 
 
 @contextmanager
-def core_of(model: str, **options: Any) -> Iterator[EngineCore]:
+def core_of(model: str, make: Callable[[], Any] | None = None, **options: Any) -> Iterator[EngineCore]:
+    """An engine of a model that `make` makes, or of one of MODELS."""
     fixed = {"device": "cuda", "dtype": "bfloat16", "executor": "in_process", "max_model_len": 2048, "max_step_s": 0}
     free = {"max_num_seqs": 256, "num_blocks": 8000, "deterministic": "batch", "max_num_batched_tokens": 4096}
-    config = EngineConfig(model=str(MODELS[model]()), **{**fixed, **free, **options})
+    config = EngineConfig(model=str((make or MODELS[model])()), **{**fixed, **free, **options})
     core = EngineCore(config, ModelInfo.of(config), InProcessExecutor(config), KEY)
     core.start()
     try:
@@ -62,10 +63,10 @@ def core_of(model: str, **options: Any) -> Iterator[EngineCore]:
         core.shutdown()
 
 
-def requests(prefix: str = "", start: int = 0, **params: Any) -> list[EngineRequest]:
+def requests(prefix: str = "", start: int = 0, lengths: Sequence[int] = LENGTHS, **params: Any) -> list[EngineRequest]:
     """One of each length, every second drawn at random."""
     made = []
-    for number, length in enumerate(LENGTHS):
+    for number, length in enumerate(lengths):
         begin = start if length >= 140 else start + 7 * number  # the long ones begin alike
         prompt = [(begin + i * i + i // 50) % 300 + 5 for i in range(length)]
         options = {"temperature": 0.9 if number % 2 else 0.0, "top_p": 0.8, "seed": number, "logprobs": 20}
