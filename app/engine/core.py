@@ -266,6 +266,11 @@ class EngineCore:
         """True if a step is out."""
         return self._num_calls > 0
 
+    @property
+    def wants_more(self) -> bool:
+        """True if further requests might be in one of the steps that go out next."""
+        return not self.scheduler.has_steps_waiting(self.config.max_inflight_steps)
+
     def has_work(self) -> bool:
         """True if `step` would bring anything."""
         return bool(self._ready) or self._num_calls > 0 or (self._most_inflight > 0 and self.scheduler.has_work())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from app.engine.core import EngineCore
 from app.errors import EngineAsleepError
@@ -34,16 +34,21 @@ class EngineLoop:
         self._open.discard(request_id)
         self.core.abort_requests([request_id])
 
-    def run(self, requests: Iterable[Request], take: Callable[[EngineOutput], None]) -> None:
-        """Give `take` every output until no request is left; it may send and end requests itself.
+    def run(
+        self, requests: Iterable[Request], take: Callable[[EngineOutput], None], *, in_pieces: bool = False
+    ) -> None:
+        """Give `take` every output until no request is left; it may send and end requests itself. `in_pieces`: the
+        order of requests does not matter, so they are taken, and made, while the device computes those before them.
 
         EngineAsleepError where the engine is held (paused, in the midst of an update): nobody could let it go on.
         """
+        left = iter(requests)
         try:
-            self.send(requests)
+            self.send(self._wanted(left) if in_pieces else left)
             while self.core.has_work():
                 for output in self.core.step():
                     self._deliver(output, take)
+                self.send(self._wanted(left))
             if self._open:
                 holds = ", ".join(sorted(self.core.state.holds))
                 raise EngineAsleepError(f"the engine stands still ({holds}): resume it, or finish its update, first")
@@ -52,6 +57,11 @@ class EngineLoop:
             self._open.clear()
             while self.core.has_work():
                 self.core.step()
+
+    def _wanted(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """Those that the engine's next steps have room for."""
+        while self.core.wants_more and (request := next(requests, None)) is not None:
+            yield request
 
     def _deliver(self, output: EngineOutput, take: Callable[[EngineOutput], None]) -> None:
         if output.request_id not in self._open:

@@ -268,8 +268,14 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """A vector for each prompt."""
-        found = self._ready(self._pooling).run(prompts, pooling_params, "embed", use_tqdm, truncate_prompt_tokens)
-        return [one.shown(EmbeddingOutput(one.array.tolist())) for one in found]
+        return self._ready(self._pooling).run(
+            prompts,
+            pooling_params,
+            "embed",
+            use_tqdm,
+            truncate_prompt_tokens,
+            lambda found: EmbeddingOutput(found.tolist()),
+        )
 
     def classify(
         self,
@@ -280,8 +286,14 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Probabilities of the model's classes for each prompt."""
-        found = self._ready(self._pooling).run(prompts, pooling_params, "classify", use_tqdm, truncate_prompt_tokens)
-        return [one.shown(ClassificationOutput(one.array.tolist())) for one in found]
+        return self._ready(self._pooling).run(
+            prompts,
+            pooling_params,
+            "classify",
+            use_tqdm,
+            truncate_prompt_tokens,
+            lambda found: ClassificationOutput(found.tolist()),
+        )
 
     def encode(
         self,
@@ -293,8 +305,9 @@ class LLM:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Whatever `pooling_params.task` says; a vector for each token when not given, scores of a classifier."""
         task = self._pooling.usual_task() if pooling_params is None else pooling_params.task
-        found = self._ready(self._pooling).run(prompts, pooling_params, task, use_tqdm, truncate_prompt_tokens)
-        return [one.shown(PoolingOutput(one.array)) for one in found]
+        return self._ready(self._pooling).run(
+            prompts, pooling_params, task, use_tqdm, truncate_prompt_tokens, PoolingOutput
+        )
 
     def score(
         self,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
@@ -18,24 +17,12 @@ from app.records.late_interaction import LateInteraction
 from app.records.outputs import EngineOutput
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams, PoolingTask
+from app.records.request import EngineRequest
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.late_prompts import late_prompts
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts
 from app.text.served_model import ServedModel
-
-
-@dataclass(slots=True, frozen=True)
-class Pooled:
-    """One prompt's result: [E], [T, E] or [classes]."""
-
-    request_id: str
-    token_ids: list[int]
-    array: Float32Array
-
-    def shown(self, outputs: OutputT) -> PoolingRequestOutput[OutputT]:
-        """The record that the caller gets, with `outputs` as its result."""
-        return PoolingRequestOutput(self.request_id, self.token_ids, outputs)
 
 
 class Pooling:
@@ -57,14 +44,16 @@ class Pooling:
         task: PoolingTask,
         use_tqdm: bool,
         truncate_prompt_tokens: int | None,
-    ) -> list[Pooled]:
-        """The result of each prompt, in their order; `params` are those of `task` when not given."""
+        make: Callable[[Float32Array], OutputT],
+    ) -> list[PoolingRequestOutput[OutputT]]:
+        """What `make` makes of each prompt's result ([E], [T, E] or [classes]), in their order; `params` are those of
+        `task` when not given."""
         params = params or PoolingParams(task=task)
         if params.task != task:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")
         limit = self._limit(truncate_prompt_tokens)
         with set_aside():
-            return self._run([self._parse(prompt, limit) for prompt in as_list(prompts)], params, use_tqdm)
+            return self._run([self._parse(prompt, limit) for prompt in as_list(prompts)], params, use_tqdm, make)
 
     def score(
         self,
@@ -84,8 +73,8 @@ class Pooling:
                 if template is None
                 else templated_prompts(tokenizer, template, pairs, limit)
             )
-            found = self._run(prompts, PoolingParams(task="classify"), use_tqdm)
-            return [one.shown(ScoringOutput(float(one.array[0]))) for one in found]
+            task = PoolingParams(task="classify")
+            return self._run(prompts, task, use_tqdm, lambda scores: ScoringOutput(float(scores[0])))
         if (late := self._info().late) is not None:
             return self._late_scores(late, pairs, limit, use_tqdm)
         before = self._info().prompts
@@ -94,7 +83,7 @@ class Pooling:
         texts = list(dict.fromkeys(text for pair in asked for text in pair))
         prompts = pooling_prompts(self._model.tokenizer, [(text, None) for text in texts], limit)
         params = PoolingParams(task="embed", use_activation=not self._info().saturates)
-        vectors = self._run(prompts, params, use_tqdm)
+        vectors = self._run(prompts, params, use_tqdm, _as_it_is)
         embedded = dict(zip(texts, vectors, strict=True))
         return [_cosine(embedded[first], embedded[second]) for first, second in asked]
 
@@ -108,10 +97,10 @@ class Pooling:
         prompts = late_prompts(self._model.tokenizer, late, asked, "query", limit)
         asked = [before.first_of(DOCUMENT) + text for text in documents]
         prompts += late_prompts(self._model.tokenizer, late, asked, "document", limit)
-        vectors = self._run(prompts, PoolingParams(task="token_embed"), use_tqdm)
+        vectors = self._run(prompts, PoolingParams(task="token_embed"), use_tqdm, _as_it_is)
         left = dict(zip(queries, vectors, strict=False))
         right = dict(zip(documents, vectors[len(queries) :], strict=True))
-        return [_scored(left[a], right[b], late.score(left[a].array, right[b].array)) for a, b in pairs]
+        return [_scored(left[a], right[b], late.score(left[a].outputs, right[b].outputs)) for a, b in pairs]
 
     def _info(self) -> PoolingInfo:
         if self._model.pooling is None:
@@ -139,32 +128,51 @@ class Pooling:
             return pooling_prompts(self._model.tokenizer, [(text, None)], limit)[0]
         return PoolingPrompt(given[:limit])
 
-    def _run(self, prompts: list[PoolingPrompt], params: PoolingParams, use_tqdm: bool) -> list[Pooled]:
-        names = [self._loop.new_id() for _ in prompts]
-        prepared = []
-        for i, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+    def _run(
+        self,
+        prompts: list[PoolingPrompt],
+        params: PoolingParams,
+        use_tqdm: bool,
+        make: Callable[[Float32Array], OutputT],
+    ) -> list[PoolingRequestOutput[OutputT]]:
+        """All are checked before the first one runs; the rest of what they and their results take is done while the
+        device computes others."""
+        asked: dict[str, tuple[PoolingPrompt, EngineRequest]] = {}
+        for i, prompt in enumerate(prompts):
+            name = self._loop.new_id()
             with at_prompt(i):
-                prepared.append(self._loop.core.prepare(pooling_request(self._model, name, prompt, params)))
-        found: dict[str, Float32Array] = {}
+                asked[name] = prompt, pooling_request(self._model, name, prompt, params)
+        found: dict[str, OutputT] = {}
         with tqdm(total=len(prompts), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
 
             def take(output: EngineOutput) -> None:
                 if output.pooled is None:
                     raise MantaError(f"request {output.request_id} failed: {output.error or output.finish_reason}")
-                found[output.request_id] = output.pooled.array()
+                prompt, _ = asked[output.request_id]
+                found[output.request_id] = make(prompt.counted(output.pooled.array()))
                 bar.update(1)
 
-            self._loop.run(prepared, take)
-        return [Pooled(name, one.token_ids, one.counted(found[name])) for name, one in zip(names, prompts, strict=True)]
+            prepared = (self._loop.core.prepare(request) for _, request in asked.values())
+            self._loop.run(prepared, take, in_pieces=True)
+        return [PoolingRequestOutput(name, prompt.token_ids, found[name]) for name, (prompt, _) in asked.items()]
 
 
-def _cosine(left: Pooled, right: Pooled) -> PoolingRequestOutput[ScoringOutput]:
+def _as_it_is(array: Float32Array) -> Float32Array:
+    return array
+
+
+def _cosine(
+    left: PoolingRequestOutput[Float32Array], right: PoolingRequestOutput[Float32Array]
+) -> PoolingRequestOutput[ScoringOutput]:
     """The score of two embeddings, with the tokens of both."""
-    return _scored(left, right, float(left.array @ right.array))
+    return _scored(left, right, float(left.outputs @ right.outputs))
 
 
-def _scored(left: Pooled, right: Pooled, score: float) -> PoolingRequestOutput[ScoringOutput]:
-    return PoolingRequestOutput(left.request_id, left.token_ids + right.token_ids, ScoringOutput(score))
+def _scored(
+    left: PoolingRequestOutput[Float32Array], right: PoolingRequestOutput[Float32Array], score: float
+) -> PoolingRequestOutput[ScoringOutput]:
+    tokens = left.prompt_token_ids + right.prompt_token_ids
+    return PoolingRequestOutput(left.request_id, tokens, ScoringOutput(score))
 
 
 def _pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,11 @@ class Core:
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
         self.aborted: list[str] = []
+        self.most = 100
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.left) < self.most
 
     def enqueue(self, request: Any) -> None:
         self.left[request.request_id] = 3
@@ -54,6 +60,25 @@ def core() -> Core:
 def loop(core: Core) -> EngineLoop:
     stands_for: Any = core
     return EngineLoop(stands_for)
+
+
+def test_requests_are_made_as_the_engine_wants_them(loop: EngineLoop, core: Core) -> None:
+    core.most, seen, made = 2, [], []
+
+    def make() -> Iterator[Any]:
+        for i in range(5):
+            made.append(i)
+            yield Request(str(i))
+
+    def take(output: Any) -> None:
+        seen.append((output.request_id, output.finish_reason))
+        assert max(made) < 2 + len([reason for _, reason in seen if reason])
+
+    loop.run(make(), take, in_pieces=True)
+    assert [name for name, reason in seen if reason] == ["0", "1", "2", "3", "4"]
+    with pytest.raises(ZeroDivisionError):  # what comes of a request that cannot be made
+        loop.run((Request(str(1 // (3 - i))) for i in range(9)), lambda output: None, in_pieces=True)
+    assert not core.has_work()
 
 
 def test_requests_may_follow_others(loop: EngineLoop, core: Core) -> None:

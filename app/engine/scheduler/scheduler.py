@@ -212,6 +212,13 @@ class Scheduler:
             return True
         return len(self.requests) > self._statistics.num_paused
 
+    def has_steps_waiting(self, count: int) -> bool:
+        """True if what waits fills so many steps, whoever comes."""
+        load, rules = self.waiting.load, self._rules
+        return (
+            load.num_requests >= count * rules.max_num_seqs or load.to_compute >= count * rules.max_num_batched_tokens
+        )
+
     # ---- scheduling
 
     def schedule(self) -> SchedulerOutput | None:
