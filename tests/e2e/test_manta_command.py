@@ -43,6 +43,7 @@ def test_serve_chat_bench(tmp_path: Path) -> None:
         bench = manta("bench", "--url", server.base_url, *load, "-o", figures)
         assert bench.returncode == 0, bench.stderr
     assert "graceful_shutdown failed" not in server.log(), "Ctrl-C ends with an error of Ray's"
+    assert "An address was passed" not in server.log(), "a warning of Serve's about what the user did not do"
     measured = json.loads(figures.read_text())
     assert measured["model"] == "mine"
     assert (measured["completed"], measured["total_input_tokens"], measured["total_output_tokens"]) == (16, 800, 320)
