@@ -21,6 +21,7 @@ ENGINE_OPTIONS: tuple[Option, ...] = tuple(
     replace(option, flag=f"--engine-{option.flag[2:]}") if option.path[-1] in SamplingParams.model_fields else option
     for option in options_of(EngineConfig, ("engine",), skip=("model", "executor", "step_transport"))
 )
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +39,8 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 def offline_config(args: argparse.Namespace) -> EngineConfig:
     """The engine that was asked for, checked against this machine. Errors are those of the preflight."""
     values = {("model",): args.model, **given(args, ENGINE_OPTIONS)}
-    sizes = [values.get((f"{kind}_parallel_size",), 1) for kind in ("tensor", "pipeline")]
-    values["executor",] = "in_process" if sizes == [1, 1] else "local_processes"
+    sizes = {str(value) for path, value in values.items() if path[-1] in PARALLEL_SIZES}
+    values["executor",] = "local_processes" if sizes - {"1"} else "in_process"
     config = build(EngineConfig, values, ENGINE_OPTIONS)
     check_offline(config, this_machine())
     logging.getLogger("app").setLevel(logging.WARNING)

@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert and write."""
+    if not args.directory.is_dir():
+        raise CheckpointError(f"{args.directory} is no directory", param="directory")
     check_tokenizer(args.directory)
     if kept := [name for name in (OWN, CONFIG) if (args.output / name).exists()]:
         raise CheckpointError(f"{args.output} holds a {kept[0]} already: name another directory", param="output")

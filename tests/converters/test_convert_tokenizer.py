@@ -225,6 +225,11 @@ def test_the_configuration_goes_with_it(tmp_path: Path) -> None:
     assert (made["chat_template"], made["eos_token"], made["bos_token"]) == ("mine", "<|end|>", "<s>")
 
 
+def test_what_is_no_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["convert-tokenizer", "tiny-chat", str(tmp_path)]) != 0
+    assert "tiny-chat is no directory" in capsys.readouterr().err
+
+
 def test_files_of_a_model_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"not read")
     own = tmp_path / "tokenizer_config.json"
