@@ -1,6 +1,6 @@
 """An hour of sound through the whole Ray Serve graph, over HTTP, on random weights: how long its transcript takes.
 
-    python -m benchmarks.sound_hour --shape whisper-large-v3 [--minutes 60] [--kind ogg] [--tokens 120] [--out FILE]
+    python -m benchmarks.sound_hour --shape whisper-large-v3 [--minutes 60] [--kinds ogg mp3] [--out FILE]
 
 The sound is noise that swells like speech, 16 kHz and mono, no two pieces alike. A piece has as many tokens as the
 context leaves it, as random weights end none, and a temperature is given, as their doubts would have each asked six
@@ -12,6 +12,7 @@ there is no GPU.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import tempfile
 import time
@@ -112,24 +113,21 @@ def transcribe(url: str, name: str, data: bytes, kind: str, language: str | None
 
 
 def main() -> None:
-    """Serve, send a short sound, then the long one three times (each another), print, write JSON."""
+    """Serve, send a short sound, then long ones of each kind, print, write JSON."""
     parser = arguments(__doc__, "whisper-large-v3")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--kind", choices=sorted(FORMATS), default="ogg")
+    parser.add_argument("--kinds", choices=sorted(FORMATS), nargs="+", default=["ogg"])
     parser.add_argument("--tokens", type=int, default=120, help="Tokens of a piece.")
     parser.add_argument("--decoders", type=int, default=MediaConfig().max_decoders, help="media.max_decoders")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="Files of each kind, no two alike.")
     args = parser.parse_args()
-    with ThreadPoolExecutor() as threads:
-        files = list(threads.map(lambda seed: sound(60 * args.minutes, args.kind, seed), range(args.rounds)))
-    print(f"{args.kind}: {len(files[0]) / 1e6:.1f} MB", flush=True)
-    media = MediaConfig(max_decoders=args.decoders)
-    mel = MelSettings(num_mels=int(SHAPES[args.shape]["num_mel_bins"]))
-    figures: dict[str, Any] = {"shape": args.shape, "minutes": args.minutes, "kind": args.kind}
-    figures |= host_parts(files[0], media, mel)
-    print(", ".join(f"{name} {value:.3f}" for name, value in figures.items() if name.endswith("_s")), flush=True)
+    figures: dict[str, Any] = {"shape": args.shape, "minutes": args.minutes}
     engine = {"max_num_seqs": 64, "max_num_batched_tokens": 12_000, "max_model_len": PROMPT + args.tokens}
-    with tempfile.TemporaryDirectory() as folder:
+    with ThreadPoolExecutor() as threads, tempfile.TemporaryDirectory() as folder:
+        made = {
+            kind: [threads.submit(sound, 60 * args.minutes, kind, seed) for seed in range(args.rounds)]
+            for kind in args.kinds
+        }
         directory = str(write_model(args.shape, Path(folder)))
         options = {"model": directory, "tokenizer": TOKENIZER, "load_format": "dummy", **engine, **args.engine}
 
@@ -140,12 +138,26 @@ def main() -> None:
 
         with ServeProcess(CONFIG, change, ready_timeout_s=240, ends_gracefully=False) as server:
             print(f"ready after {server.start_time_s:.1f} s", flush=True)
+            files = {kind: [one.result() for one in ones] for kind, ones in made.items()}
             for seed in range(2):  # the processes start, graphs are captured
-                transcribe(server.base_url, args.shape, sound(300, args.kind, 100 + seed), args.kind, None)
-            for index, data in enumerate(files):
-                figures[f"http_{index}"] = row = transcribe(server.base_url, args.shape, data, args.kind, None)
-                print(f"{args.minutes:g} minutes over HTTP: {row['s']:.2f} s, usage {row['usage']}", flush=True)
+                transcribe(server.base_url, args.shape, sound(300, "ogg", 100 + seed), "ogg", None)
+            for kind, index in itertools.product(args.kinds, range(args.rounds)):
+                data = files[kind][index]
+                figures[f"{kind}_{index}"] = row = transcribe(server.base_url, args.shape, data, kind, None)
+                print(
+                    f"{args.minutes:g} minutes of {kind} ({len(data) / 1e6:.1f} MB) over HTTP: {row['s']:.2f} s, "
+                    f"usage {row['usage']}",
+                    flush=True,
+                )
                 write(args.out, figures)
+        media, mel = (
+            MediaConfig(max_decoders=args.decoders),
+            MelSettings(num_mels=int(SHAPES[args.shape]["num_mel_bins"])),
+        )
+        for kind in args.kinds:
+            figures[f"{kind}_parts"] = parts = host_parts(files[kind][0], media, mel)
+            print(kind, ", ".join(f"{name} {value:.3f}" for name, value in parts.items()), flush=True)
+            write(args.out, figures)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import ENCODED_TOKENS, AttentionMetadata, EncodedStep
 from app.kernels.attention.reference import readable
 from app.kernels.gemm import Activations
 from app.layers.attention import AttentionSettings
@@ -51,6 +51,8 @@ class CrossAttention(KVAttentionLayer):
         self.layer_index, self.num_positions, self.tp = layer_index, num_positions, ctx.groups.tp
         self.choose_cache(ctx)
         self.is_capturable = self.ops.is_capturable
+        is_plain = self.kv_scales is None and self.kv_dtype == ctx.dtype
+        self._attend_encoded = self.ops.encoded(self.head_dim, num_positions) if is_plain else None
 
     @property
     def plan_key(self) -> Hashable:
@@ -87,11 +89,31 @@ class CrossAttention(KVAttentionLayer):
         left = ctx.inputs.get(f"{LEFT}{self.layer_index}")
         if left is not None:
             torch.index_select(query.flatten(0, 1), 0, ctx.inputs[f"{ASKED}{self.layer_index}"], out=left)
+        out = self._attend(query, ctx)
+        return self.o_proj(out.reshape(len(out), -1), epilogue)  # type: ignore[no-any-return]
+
+    def _attend(self, query: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         cache = ctx.kv_caches[self.layer_index]
-        out: torch.Tensor = self.ops.paged_attention(
+        if self._attend_encoded is not None and len(query) <= ENCODED_TOKENS:
+            return self._attend_encoded(query, cache, self._encoded_step(ctx), self.scale)
+        return self.ops.paged_attention(
             query, cache, self._step(ctx, cache), scale=self.scale, kv_scales=self.kv_scales
         )
-        return self.o_proj(out.reshape(len(out), -1), epilogue)  # type: ignore[no-any-return]
+
+    def _encoded_step(self, ctx: ForwardContext) -> EncodedStep:
+        key = CrossAttention, self.num_heads, self.head_dim, self.num_positions
+        found: EncodedStep | None = ctx.memo.get(key)
+        if found is None:
+            slots, lengths = self._slots(ctx)
+            found = ctx.memo[key] = EncodedStep(slots, lengths, self.num_positions)
+        return found
+
+    def _slots(self, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        slots, lengths = ctx.inputs.get(SLOTS), ctx.inputs.get(LENGTHS)
+        if slots is None or lengths is None:  # nobody asked for the step: a warm-up, which reads the first slot
+            slots = torch.zeros(len(ctx.positions), dtype=torch.int32, device=ctx.positions.device)
+            lengths = torch.full_like(slots, self.num_positions)
+        return slots, lengths
 
     def _step(self, ctx: ForwardContext, cache: torch.Tensor) -> AttentionMetadata:
         """The step as this kind of layer sees it: each token a request that has the whole slot behind it."""
@@ -103,10 +125,7 @@ class CrossAttention(KVAttentionLayer):
     def _made(self, ctx: ForwardContext, cache: torch.Tensor) -> AttentionMetadata:
         own, num_tokens, block_size = ctx.attention[self.layer_index], len(ctx.positions), cache.shape[-2]
         each = -(-self.num_positions // block_size)
-        slots, lengths = ctx.inputs.get(SLOTS), ctx.inputs.get(LENGTHS)
-        if slots is None or lengths is None:  # nobody asked for the step: a warm-up, which reads the first slot
-            slots = torch.zeros(num_tokens, dtype=torch.int32, device=cache.device)
-            lengths = torch.full_like(slots, self.num_positions)
+        slots, lengths = self._slots(ctx)
         blocks = torch.arange(each, dtype=torch.int32, device=cache.device)
         made = AttentionMetadata(
             query_start_loc=torch.arange(num_tokens + 1, dtype=torch.int32, device=cache.device),

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused import FUSED_OPS
-from app.kernels.gemm import Activations
+from app.kernels.gemm import Activations, Inputs, LinearOps, WeightT
 from app.layers.context import BuildContext
 from app.layers.norm import Norm
 from app.layers.weight import REPLICATED, Weight
@@ -21,7 +21,8 @@ class LayerNorm(Norm):
         self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), REPLICATED) if bias else None
         self.size = (size,)
         self.eps = eps
-        self._add_norm = ctx.kernels(FUSED_OPS).add_layer_norm
+        fused = ctx.kernels(FUSED_OPS)
+        self._add_norm, self._norm = fused.add_layer_norm, fused.layer_norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., C] -> [..., C]."""
@@ -40,3 +41,17 @@ class LayerNorm(Norm):
         normed, total = self._add_norm(x, residual, self.weight, self.bias, self.eps, keeps_sum=True)
         assert total is not None, "a sum that was to be kept"
         return normed, total
+
+    def after_product(
+        self,
+        ops: LinearOps[WeightT],
+        x: Inputs,
+        weight: WeightT,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> tuple[Activations, torch.Tensor]:
+        """The norm of the product + residual, and the sum; where rows are few the sum is the product's launch."""
+        total = None if ops.linear_add is None else ops.linear_add(x, weight, bias, residual)
+        if total is None:
+            return super().after_product(ops, x, weight, bias, residual)
+        return self._norm(total, self.weight, self.bias, self.eps), total

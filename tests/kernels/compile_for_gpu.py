@@ -40,6 +40,7 @@ from app.kernels.attention import (
     KV_FP8,
     AttentionMetadata,
     AttentionOptions,
+    EncodedStep,
     HeadBias,
     gluon_prefill,
     triton_encoder,
@@ -47,6 +48,7 @@ from app.kernels.attention import (
     triton_prefill,
     triton_tile_fp8,
 )
+from app.kernels.attention.triton_encoded import encoded_kernel_for
 from app.kernels.attention.triton_encoder import Sight
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
@@ -93,7 +95,7 @@ OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # Kernels that begin to read weights, which no kernel on the stream writes, before they wait.
-READ_FIRST = {"streamed_linear_kernel", "held_linear_kernel"}
+READ_FIRST = {"streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel"}
 # Those that wait late where they follow a launch that only adds to what they read (kernels/gemm/triton_low_rank.py).
 WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel"}
 # A call's callee may do any of it.
@@ -327,6 +329,7 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     triton_ops.add_rms_norm(x, x, weight, 1e-6)
     for keeps_sum, bias in ((True, None), (True, weight), (False, weight)):
         triton_ops.add_layer_norm(x, x, weight, bias, 1e-5, keeps_sum=keeps_sum)
+        triton_ops.layer_norm(x, weight, bias, 1e-5)
     triton_ops.add_rms_norm(x, x, weight.float(), 1e-6, weight.float())
     triton_ops.add_rms_norm(x, x, None, 1e-6, weight)
     for activation in get_args(GatedActivation):
@@ -390,6 +393,22 @@ def attention(
                 for bias in (None, HeadBias(sinks=torch.zeros(num_heads))):
                     options = AttentionOptions(0.1, window, bias=bias)
                     gluon_prefill.prefill(query, cache, meta, query, options)
+
+
+def listener(dtype: torch.dtype, heads: int, head_dim: int, intermediate: int) -> None:
+    """A decoder's layer of Whisper's, of few streams."""
+    hidden, zeros = heads * head_dim, partial(torch.zeros, dtype=dtype)
+    for rows in (1, 2, 4, 32):
+        x, bias = zeros(rows, hidden), zeros(hidden)
+        triton_small.linear(x, zeros(3 * hidden, hidden), zeros(3 * hidden))
+        triton_small.linear_add(x, zeros(hidden, hidden), bias, x)
+        triton_small.activated_linear(x, zeros(intermediate, hidden), zeros(intermediate), "gelu")
+        triton_small.linear_add(zeros(rows, intermediate), zeros(hidden, intermediate), bias, x)
+        triton_small.linear(x, zeros(hidden - 1, hidden), None)
+        slots = torch.zeros(rows, dtype=torch.int32)
+        kernel = encoded_kernel_for(head_dim, 1500)
+        assert kernel is not None
+        kernel(x.view(rows, heads, head_dim), zeros(94, 2, heads, 16, head_dim), EncodedStep(slots, slots, 1500), 0.1)
 
 
 def encoder(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
@@ -512,6 +531,8 @@ def all_calls() -> list[Callable[[], None]]:
             partial(attention, dtype, llama, 16, KV_FP8),
         ]
     calls += [
+        partial(listener, torch.bfloat16, 20, 64, 5120),
+        partial(listener, torch.float16, 8, 128, 4096),
         partial(encoder, torch.bfloat16, (12, 12, 64)),
         partial(encoder, torch.bfloat16, (16, 8, 128)),
         partial(encoder, torch.float16, (16, 16, 80)),

@@ -103,6 +103,26 @@ class AttentionOptions:
     bias: HeadBias | None = None
 
 
+@dataclass(slots=True)
+class EncodedStep:
+    """Says what each token of a step reads of an encoder's output, in slots of equally many blocks; made once a step,
+    read by every layer."""
+
+    slots: torch.Tensor  # int32 [T]
+    lengths: torch.Tensor  # int32 [T], positions of the slot that count, at least one
+    num_positions: int  # most of a slot
+    scratch: object | None = None  # a kernel's own
+
+
+ENCODED_TOKENS = 64  # most of a step that a kernel of its own attends for
+# (query [T, H, D], kv_cache [B, 2, H, S, D] of its dtype, step, scale) -> [T, H, D]
+EncodedAttention = Callable[[torch.Tensor, torch.Tensor, EncodedStep, float], torch.Tensor]
+
+
+def _paged_alone(head_dim: int, num_positions: int) -> EncodedAttention | None:
+    return None
+
+
 @dataclass(slots=True, frozen=True)
 class AttentionOps:
     """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`.
@@ -130,6 +150,9 @@ class AttentionOps:
     # "module:attribute" of the MLAOps by which it serves latent attention (app/kernels/mla), imported where a model has
     # it; "": it serves none.
     latent: str = ""
+    # Given a head's size and the most positions of a slot: its kernel for few tokens that attend to an encoder's
+    # output; None: paged_attention does that, too.
+    encoded: Callable[[int, int], EncodedAttention | None] = _paged_alone
     name: str = ""  # in the table; the selector fills it in
 
     def require(self, **wanted: bool) -> None:

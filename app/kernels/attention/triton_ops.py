@@ -27,6 +27,7 @@ from app.kernels.attention import (
     HeadBias,
 )
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
+from app.kernels.attention.triton_encoded import encoded_kernel_for
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import next_power_of_2
@@ -208,5 +209,6 @@ OPS = AttentionOps(
     is_capturable=True,
     features=frozenset(FEATURES) - {"kv_int8"},
     latent="app.kernels.mla.triton_ops:OPS",
+    encoded=encoded_kernel_for,
     name="triton",
 )

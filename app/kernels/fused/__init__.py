@@ -56,6 +56,11 @@ def add_layer_norm(
     return F.layer_norm(total, weight.shape, weight, bias, eps), total if keeps_sum else None
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """PyTorch's own."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 class AddLayerNorm(Protocol):
     """The residual stream between two blocks whose norms are layer norms."""
 
@@ -128,6 +133,8 @@ class FusedOps:
     sigmoid: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
     tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
     add_layer_norm: AddLayerNorm = add_layer_norm
+    # (x [T, C], weight [C], bias [C] or None, eps) -> layer_norm(x) * weight + bias
+    layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor] = layer_norm
     # The activation of every number, where a neighbour must not tell; None: PyTorch's own does.
     activate: Callable[[torch.Tensor, PlainActivation], torch.Tensor] | None = None
 

@@ -16,6 +16,7 @@ from app.kernels.quick_launch import quick_launch
 # Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
 _HEADS_TILE_ELEMENTS = 1024
 _ACT_TILE = 1024
+_FEW_ROWS = 8  # of a layer norm, whose programs leave most of the device to the next kernel
 
 
 @quick_launch
@@ -86,25 +87,30 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 @triton.jit
 def add_layer_norm_kernel(
     p_x, p_residual, p_weight, p_bias, p_out, p_total, stride_x, stride_residual, eps,
-    C: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr,
+    C: tl.constexpr, BC: tl.constexpr, LEAVES_ROOM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one token's row."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+    """Grid (T,): one token's row; without a residual it is normed as it is. Weight and bias, which no kernel on the
+    stream writes, are on their way before it waits; few rows leave the next kernel room to begin likewise."""
     i_t = tl.program_id(0).to(tl.int64)
     o_c = tl.arange(0, BC)
     m = o_c < C
-    b_x = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
-    b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
-    b_rounded = (b_x + b_residual).to(p_out.dtype.element_ty)
-    if p_total is not None:
-        tl.store(p_total + i_t * C + o_c, b_rounded, mask=m)
-    b_total = b_rounded.to(tl.float32)  # the norm is that of what is stored
-    b_apart = tl.where(m, b_total - tl.sum(b_total, 0) / C, 0.0)
-    b_out = b_apart * tl.rsqrt(tl.sum(b_apart * b_apart, 0) / C + eps)
-    b_out *= tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
+    b_weight = tl.load(p_weight + o_c, mask=m, other=0.0).to(tl.float32)
+    b_bias = tl.zeros([BC], dtype=tl.float32)
     if p_bias is not None:
-        b_out += tl.load(p_bias + o_c, mask=m, other=0.0).to(tl.float32)
+        b_bias = tl.load(p_bias + o_c, mask=m, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        if LEAVES_ROOM:
+            tl.extra.cuda.gdc_launch_dependents()
+    b_total = tl.load(p_x + i_t * stride_x + o_c, mask=m, other=0.0).to(tl.float32)
+    if p_residual is not None:
+        b_residual = tl.load(p_residual + i_t * stride_residual + o_c, mask=m, other=0.0).to(tl.float32)
+        b_rounded = (b_total + b_residual).to(p_out.dtype.element_ty)
+        if p_total is not None:
+            tl.store(p_total + i_t * C + o_c, b_rounded, mask=m)
+        b_total = b_rounded.to(tl.float32)  # the norm is that of what is stored
+    b_apart = tl.where(m, b_total - tl.sum(b_total, 0) / C, 0.0)
+    b_out = b_apart * tl.rsqrt(tl.sum(b_apart * b_apart, 0) / C + eps) * b_weight + b_bias
     tl.store(p_out + i_t * C + o_c, b_out.to(p_out.dtype.element_ty), mask=m)
 
 
@@ -118,17 +124,34 @@ def add_layer_norm(
     keeps_sum: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See AddLayerNorm."""
-    num_tokens, size = residual.shape
-    assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
-    out = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
-    total = torch.empty_like(out) if keeps_sum else None
+    total = torch.empty(residual.shape, dtype=residual.dtype, device=x.device) if keeps_sum else None
+    return _layer_norm(x, residual, weight, bias, eps, total), total
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Norms rows [T, C]: the same kernel, without a sum."""
+    return _layer_norm(x, None, weight, bias, eps, None)
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    total: torch.Tensor | None,
+) -> torch.Tensor:
+    num_tokens, size = x.shape
+    rows = x if residual is None else residual
+    assert x.stride(1) == rows.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty(num_tokens, size, dtype=rows.dtype, device=x.device)
     if num_tokens > 0:
         padded = next_power_of_2(size)
         add_layer_norm_kernel[(num_tokens,)](
-            x, residual, weight, bias, out, total, x.stride(0), residual.stride(0), eps, C=size, BC=padded,
-            num_warps=min(max(padded // 512, 1), 16), **early_launch(x.device),
+            x, residual, weight, bias, out, total, x.stride(0), rows.stride(0), eps, C=size, BC=padded,
+            LEAVES_ROOM=num_tokens <= _FEW_ROWS, num_warps=min(max(padded // 512, 1), 16), **early_launch(x.device),
         )  # fmt: skip
-    return out, total
+    return out
 
 
 @quick_launch
@@ -277,5 +300,6 @@ OPS = FusedOps(
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     add_layer_norm=add_layer_norm,
+    layer_norm=layer_norm,
     rms_norm=rms_norm,
 )  # all of these treat a row as if it were alone; PyTorch's own norm does not say so

@@ -84,6 +84,9 @@ ProductThenNorm = Callable[
     tuple[Activations, torch.Tensor],
 ]
 ActivatedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, PlainActivation], torch.Tensor]
+# (x [T, K], weight [N, K], bias [N] or None, residual [T, N]) -> the product, rounded, + residual; None: it does not
+# serve such rows.
+SummedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, torch.Tensor], torch.Tensor | None]
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,6 +98,8 @@ class LinearOps(Generic[WeightT]):
     linear_add_norm: ProductThenNorm[WeightT]
     # The activation of a product in one launch, or in one behind it; None: there is no such kernel.
     activated_linear: ActivatedProduct[WeightT] | None = None
+    # The sum of a product and the residual in one launch; None: there is no such kernel.
+    linear_add: SummedProduct[WeightT] | None = None
     goes_by_shape: bool = False  # whether a library chooses how it sums by the weight's shape
 
 

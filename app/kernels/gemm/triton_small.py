@@ -32,6 +32,7 @@ from app.kernels.gemm import (
     LinearOps,
     materialize,
 )
+from app.kernels.gemm.triton_held import HeldTile, held_linear, held_tile
 from app.kernels.gemm.triton_low_rank import LowRankRows, add_low_rank, arguments, constants, first_jobs
 from app.kernels.launch import cdiv, early_launch, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
@@ -379,6 +380,11 @@ def added_tile(x: torch.Tensor, weight: torch.Tensor) -> SmallTile | None:
     return split_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
 
 
+def tile_to_hold(x: torch.Tensor, weight: torch.Tensor) -> HeldTile | None:
+    """The tile of a product whose weight comes before its rows do; None: another kernel's."""
+    return held_tile(x.shape[0], *weight.shape) if _serves(x, weight, MOST_ROWS) else None
+
+
 def add_and_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -399,8 +405,11 @@ def add_and_norm(
 def linear(x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `reference.linear`."""
     x = x.materialize() if isinstance(x, DeferredActivation) else x
-    tile = plain_tile(x, weight)
-    return F.linear(materialize(x), weight, bias) if tile is None else small_linear(x, weight, bias, tile)
+    if (tile := plain_tile(x, weight)) is not None:
+        return small_linear(x, weight, bias, tile)
+    rows = materialize(x)
+    held = tile_to_hold(rows, weight)
+    return F.linear(rows, weight, bias) if held is None else held_linear(rows, weight, bias, held)
 
 
 def gated_linear(
@@ -418,10 +427,22 @@ def activated_linear(
 ) -> torch.Tensor:
     """The activation of `linear`."""
     x = x.materialize() if isinstance(x, DeferredActivation) else x
-    tile = plain_tile(x, weight)
-    if tile is None:
-        return act_(F.linear(materialize(x), weight, bias), activation)
-    return small_linear(x, weight, bias, tile, activation)
+    if (tile := plain_tile(x, weight)) is not None:
+        return small_linear(x, weight, bias, tile, activation)
+    rows = materialize(x)
+    held = tile_to_hold(rows, weight)
+    if held is None:
+        return act_(F.linear(rows, weight, bias), activation)
+    return held_linear(rows, weight, bias, held, activation)
+
+
+def linear_add(
+    x: Inputs, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor | None:
+    """See SummedProduct."""
+    rows = materialize(x)
+    held = tile_to_hold(rows, weight)
+    return None if held is None else held_linear(rows, weight, bias, held, residual=residual)
 
 
 def linear_add_norm(
@@ -442,5 +463,9 @@ def linear_add_norm(
 
 
 OPS = LinearOps(
-    linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm, activated_linear=activated_linear
+    linear=linear,
+    gated_linear=gated_linear,
+    linear_add_norm=linear_add_norm,
+    activated_linear=activated_linear,
+    linear_add=linear_add,
 )

@@ -68,7 +68,9 @@ def test_add_layer_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size
     assert nothing is None
     assert torch.equal(alone, normed)
     wide = None if bias is None else bias.double()
-    close(normed, torch.nn.functional.layer_norm(total.double(), (size,), weight.double(), wide, 1e-5), dtype)
+    truth = torch.nn.functional.layer_norm(total.double(), (size,), weight.double(), wide, 1e-5)
+    close(normed, truth, dtype)
+    close(ops.layer_norm(total, weight, bias, 1e-5), truth, dtype)
 
 
 @pytest.mark.parametrize("ops", OPS)
