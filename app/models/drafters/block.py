@@ -1,9 +1,10 @@
-"""DFlash (Chen et al., 2026) and DSpark (DeepSeek, 2026): a whole block of drafts in one pass.
+"""DFlash 1 and 2 (Chen et al., 2026) and DSpark (DeepSeek, 2026): a whole block of drafts in one pass.
 
 Layers of Qwen3's attend to keys and values that they make of what layers of the target read, for all that is computed,
 and of the block itself: the newest token and masks behind it, which see each other both ways. DFlash's masks each tell
-the token in their own place. DSpark's places each tell the next one, and a low-rank table adds what the token before
-makes likely. In layers with a window a place sees none behind it. Checkpoints as the authors publish them, or as the
+the token in their own place; version 2 ties them to those before (`BlockConvolution`, `CandidateSelector`). DSpark's
+places each tell the next one, and a low-rank table adds what the token before makes likely. In layers with a window a
+place sees none behind it, unless config.json says otherwise. Checkpoints as the authors publish them, or as the
 project "speculators" does.
 """
 
@@ -31,19 +32,25 @@ from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import readable
 from app.models.drafters.base import Target, TokenIds, expect_layers, ids_by_offset, without_prefix
+from app.models.drafters.block_convolution import ConvolvedLayer
+from app.models.drafters.token_links import CandidateSelector, MarkovHead, TokenLink
 from app.models.families.qwen3 import Qwen3ForCausalLM
 
 _FIELDS = {
     **dict.fromkeys(("block_size", "draft_vocab_size", "target_hidden_size", "sliding_window"), whole(1, 1 << 30)),
     **dict.fromkeys(("mask_token_id", "markov_rank"), whole(0, 1 << 30)),
     "swa_window_size": whole(1, 1 << 30),
+    "conv_kernel_size": whole(1, 64),
+    "conv_group_size": whole(1, 1 << 30),
+    "selector_rank": whole(1, 1 << 16),
+    "selector_top_k": whole(1, 1 << 10),
 }
 # Switches that nobody here reads, and what they are when nothing hangs on them; another value is another model.
 _UNREAD: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_swa", "attention_sink_bias", "add_swa_attention_sink_bias"), (None, False)),
-    **dict.fromkeys(("final_logit_softcapping", "selector_rank", "conv_kernel_size"), (None,)),
+    "final_logit_softcapping": (None,),
     **dict.fromkeys(("output_multiplier", "input_embedding_scale"), (None, 1)),
-    "projector_type": (None, "dflash"),
+    "projector_type": (None, "dflash", "dflash2"),
     "markov_head_type": (None, "vanilla"),
     "shift_label": (None, False),
 }
@@ -61,6 +68,10 @@ class BlockForm(NamedTuple):
     tells_next: bool  # each place tells the token behind it, the first one's too
     windows: tuple[int | None, ...]  # of its layers: the positions that a place sees, its own included
     is_causal: tuple[bool, ...]  # of its layers: a place sees none behind it
+    taps: int  # of convolutions around the parts of layers, a place's own among them; 0: it has none
+    group: int  # channels that they weigh alike
+    rank: int  # of the codes by which one of a place's best tokens is selected; 0: it is the best one
+    best: int  # tokens of which it is one
 
     @property
     def most_drafts(self) -> int:
@@ -83,30 +94,21 @@ class BlockForm(NamedTuple):
             raise CheckpointError(f"{place} lacks mask_token_id", param="model")
         is_spark = given.get("markov_rank") is not None
         windows = _windows(given, info.num_layers, place)
-        is_causal = bool(given.get("is_causal") or given.get("causal"))
-        if any(windows) and given.get("causal") is False:
-            raise UnsupportedError(f"speculative_config: causal=False of {place} with windows is not supported")
+        said = given.get("causal") if given.get("is_causal") is None else given["is_causal"]
+        taps, group = _pair(given, "conv_kernel_size", "conv_group_size", place)
+        rank, best = _pair(given, "selector_rank", "selector_top_k", place)
         return cls(
             reads_layers=_layers_read(given, target.num_layers, place),
             size=int(given.get("block_size") or _IN_A_BLOCK),
             mask=int(given["mask_token_id"]),
             tells_next=bool(given.get("sample_from_anchor", is_spark)),
             windows=windows,
-            is_causal=tuple(is_causal or window is not None for window in windows),
+            is_causal=tuple(window is not None if said is None else bool(said) for window in windows),
+            taps=taps,
+            group=group,
+            rank=rank,
+            best=best,
         )
-
-
-class MarkovHead(nn.Module):
-    """Tells how likely each token makes the next one, by a table of low rank."""
-
-    def __init__(self, ctx: BuildContext, vocab_size: int, num_tokens: int, rank: int) -> None:
-        super().__init__()
-        self.markov_w1 = VocabEmbedding(ctx, vocab_size, rank)
-        self.markov_w2 = LMHead(ctx, num_tokens, rank)
-
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [N] the tokens before -> [N, Vd], to be added to logits."""
-        return self.markov_w2(self.markov_w1(token_ids))  # type: ignore[no-any-return]
 
 
 class BlockDrafter(EngineModel):
@@ -140,16 +142,34 @@ class BlockDrafter(EngineModel):
         rope = RopeSettings.from_hf(hf, s.head_dim, ctx.max_model_len)
         rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
         places = [LayerPlace(index, index, rotary) for index in range(s.num_layers)]
-        self.layers = nn.ModuleList(PreNormLayer(ctx, s, place, Blocks()) for place in places)
+        form, blocks = self.form, Blocks()
+        if form.taps and s.hidden_size % form.group:
+            what = f"conv_group_size {form.group} does not divide hidden_size {s.hidden_size}"
+            raise CheckpointError(f"{info.directory}/config.json: {what}", param="model")
+        self.layers = nn.ModuleList(
+            ConvolvedLayer(ctx, s, place, blocks, form.taps, form.group)
+            if form.taps
+            else PreNormLayer(ctx, s, place, blocks)
+            for place in places
+        )
         ids = TokenIds(self.num_tokens, s.vocab_size, is_offset=True)
         self.d2t = ids.weight() if self.num_tokens != s.vocab_size else None
         rank = int(hf.get("markov_rank") or 0)
         self.markov_head = MarkovHead(ctx, s.vocab_size, self.num_tokens, rank) if rank else None
+        self.candidate_selector = None
+        if form.rank:
+            target.expect("draft_vocab_size, as it selects candidates", self.num_tokens, target.info.vocab_size)
+            self.candidate_selector = CandidateSelector(ctx, s.vocab_size, s.hidden_size, form.rank, form.best)
 
     @property
     def token_ids(self) -> torch.Tensor | None:
         """int64 [Vd] the target's id of each token that it may draft; None: all of them, in the target's order."""
         return ids_by_offset(self.d2t)
+
+    @property
+    def link(self) -> TokenLink | None:
+        """What ties each draft to the one before."""
+        return self.markov_head if self.candidate_selector is None else self.candidate_selector
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See EngineModel; the confidence of drafts is not asked for, as their number follows the cost."""
@@ -164,13 +184,14 @@ class BlockDrafter(EngineModel):
             attention: Any = layer.self_attn
             attention.keep(features, ctx)
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """int [T] the tokens of blocks -> features [T, C]."""
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, width: int = 1) -> torch.Tensor:
+        """int [T] the tokens of blocks, `width` of each -> features [T, C]."""
         table = self.embed_tokens if self.embed_tokens is not None else self._shared[0]
         x, layers = table(input_ids), [*self.layers]
         normed = layers[0].input_layernorm(x)
+        more = (width,) if self.form.taps else ()
         for layer, following in zip(layers, [*(one.input_layernorm for one in layers[1:]), self.norm], strict=True):
-            normed, x = layer(normed, x, following, ctx)
+            normed, x = layer(normed, x, following, ctx, *more)
         return normed  # type: ignore[no-any-return]
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,6 +201,13 @@ class BlockDrafter(EngineModel):
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _pair(given: Mapping[str, Any], first: str, other: str, place: str) -> tuple[int, int]:
+    """Two numbers that stand together; 0 and 0 where both are left out."""
+    if (given.get(first) is None) != (given.get(other) is None):
+        raise CheckpointError(f"{place} has one of {first} and {other} alone", param="model")
+    return int(given.get(first) or 0), int(given.get(other) or 0)
 
 
 def _windows(given: Mapping[str, Any], num_layers: int, place: str) -> tuple[int | None, ...]:

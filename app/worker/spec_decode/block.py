@@ -2,8 +2,8 @@
 
 For each token that the target has computed the drafter's layers keep keys and values, made of what the target's layers
 read. A block's own lie behind them for the one pass, where the target's next tokens will have theirs. Its places all
-see the whole block: each is to attention a request of its own with one query, whose keys end where the block does, or,
-in layers where it sees none behind it, with itself.
+see the whole block: each is to attention a request of its own with one query, whose keys end where the block does (and
+so does a window of the layer's), or, in layers where it sees none behind it, with itself.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class BlockProposer(Proposer):
         at, width = positions_behind(proposal, 2), count + (not form.tells_next)
         block = torch.full((num_rows, width), form.mask, device=newest.device)
         block[:, 0] = newest
-        features = drafter(block.view(-1), self._context(DraftPasses(proposal, width)))
+        features = drafter(block.view(-1), self._context(DraftPasses(proposal, width)), width)
         features = features.view(num_rows, width, -1)[:, width - count :]
         logits = drafter.raw_logits(features.reshape(num_rows * count, -1)).view(num_rows, count, -1)
         draw, last = self._sampler.of(proposal), newest
         drafts: list[torch.Tensor] = []
         for number in range(count):
             own = logits[:, number]
-            if drafter.markov_head is not None:
-                own = own + drafter.markov_head(last)
+            if drafter.link is not None:
+                own = drafter.link(own, features[:, number], last)
             last = draw(own, at[number])
             drafts.append(last)
         return agreed(torch.stack(drafts, dim=1), self._group)

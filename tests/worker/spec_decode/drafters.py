@@ -262,9 +262,11 @@ def mlp_speculator(folder: Path, target: PreTrainedModel, tied: bool = False) ->
 
 def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts:
     """Two layers over a block of masks in the form of DFlash's authors (`dflash-windows`: the second sees a few
-    positions back), of DSpark's, or of "speculators" with fewer tokens, and their reference."""
+    positions back; `dflash2`: the first does, and the whole block), of DSpark's, or of "speculators" with fewer tokens,
+    and their reference."""
     reads, mask, known, rank, is_spark = [0, 2, 4], 7, VOCAB, 8, form == "dspark"
-    windows = (None, 10 if form == "dflash-windows" else None)
+    is_second, taps, group, best = form == "dflash2", 3, 8, 5
+    windows = (10 if is_second else None, 10 if form == "dflash-windows" else None)
     w: Tensors = {"fc.weight": drawn(200, SIZE, len(reads) * SIZE)}
     w |= {f"{name}.weight": 1 + drawn(201, SIZE) for name in ("hidden_norm", "norm")}
     for i in range(2):
@@ -274,11 +276,23 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
     embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
     config = {**CONFIG, "model_type": "qwen3", "num_hidden_layers": 2}
     stored, ids = dict(w), torch.arange(VOCAB)
-    if windows[1]:
-        config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": windows[1]}
+    if any(windows):
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+        config |= {"layer_types": kinds, "sliding_window": 10}
     if form.startswith("dflash"):
         config |= {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 6}
         config |= {"dflash_config": {"mask_token_id": mask, "target_layer_ids": reads}}
+    if is_second:
+        config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+        config["dflash_config"] |= {"conv_kernel_size": taps, "conv_group_size": group}
+        config["dflash_config"] |= {"selector_rank": rank, "selector_top_k": best}
+        for i, part in enumerate(f"layers.{i}.{name}_conv" for i in range(2) for name in ("attention", "mlp")):
+            w[f"{part}.base_kernel"] = drawn(270 + i, 2, taps, SIZE)
+            w[f"{part}.kernel_projection.weight"] = drawn(280 + i, 2 * taps * SIZE // group, SIZE, scale=0.05)
+        w["candidate_selector.hidden_projection.weight"] = drawn(290, rank, SIZE)
+        for i, name in enumerate(("predecessor", "successor")):
+            w[f"candidate_selector.{name}_codebook"] = drawn(291 + i, VOCAB, rank, scale=1.0)
+        stored |= w
     elif is_spark:
         config |= {"architectures": ["Qwen3DSparkModel"], "block_size": 5, "mask_token_id": mask, "markov_rank": rank}
         config |= {"target_layer_ids": reads, "markov_head_type": "vanilla", "enable_confidence_head": True}
@@ -304,8 +318,18 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         one, other = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-other, one), dim=-1) * sin
 
+    def convolved(y: torch.Tensor, side: int, own: Tensors, part: str, read: torch.Tensor) -> torch.Tensor:
+        """Of y, a place at a time, weighed by what the part read."""
+        if not is_second:
+            return y
+        added = F.linear(read, own[f"{part}_conv.kernel_projection.weight"]).view(len(y), 2, taps, -1)[:, side]
+        weights = added.repeat_interleave(group, dim=-1) + own[f"{part}_conv.base_kernel"][side]
+        places = [sum(weights[i, back] * y[i - back] for back in range(min(taps, i + 1))) for i in range(len(y))]
+        return torch.stack([torch.as_tensor(place) for place in places])
+
     def run(context: torch.Tensor, x: torch.Tensor, own: Tensors, window: int | None) -> torch.Tensor:
-        normed = norm(x, own["input_layernorm.weight"])
+        read = norm(x, own["input_layernorm.weight"])
+        normed = convolved(read, 0, own, "attention", read)
         all_of = torch.cat((context, normed))
 
         def heads(y: torch.Tensor, name: str) -> torch.Tensor:
@@ -316,13 +340,15 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         k, v = (y.repeat_interleave(HEADS // KV_HEADS, dim=1) for y in (k, heads(all_of, "v")))
         scores, places = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM), torch.arange(len(all_of))
         if window is not None:
-            back = places[len(context) :, None] - places
+            at = torch.full_like(places, len(places) - 1) if is_second else places  # the window ends with the block
+            back = at[len(context) :, None] - places
             scores = scores.masked_fill((back < 0) | (back >= window), float("-inf"))
         out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
-        x = x + F.linear(out, own["self_attn.o_proj.weight"])
-        normed = norm(x, own["post_attention_layernorm.weight"])
+        x = x + convolved(F.linear(out, own["self_attn.o_proj.weight"]), 1, own, "attention", read)
+        read = norm(x, own["post_attention_layernorm.weight"])
+        normed = convolved(read, 0, own, "mlp", read)
         gate, up = (F.linear(normed, own[f"mlp.{name}.weight"]) for name in ("gate_proj", "up_proj"))
-        return x + F.linear(F.silu(gate) * up, own["mlp.down_proj.weight"])
+        return x + convolved(F.linear(F.silu(gate) * up, own["mlp.down_proj.weight"]), 1, own, "mlp", read)
 
     def drafts(tokens: list[int], count: int) -> list[int]:
         states = hidden_states(target, tokens)
@@ -332,7 +358,16 @@ def block(folder: Path, target: PreTrainedModel, form: str = "dflash") -> Drafts
         for i in range(2):
             x = run(context, x, named(w, f"layers.{i}."), windows[i])
         found, last = [], tokens[-1]
-        for logits in F.linear(norm(x[-count:], w["norm.weight"]), head):
+        features = norm(x[-count:], w["norm.weight"])
+        for feature, logits in zip(features, F.linear(features, head), strict=True):
+            if is_second:
+                codes = (w[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor"))
+                before, behind = codes
+                weighed = before[last] * (w["candidate_selector.hidden_projection.weight"] @ feature)
+                kept = logits.topk(best).indices
+                last = int(kept[(logits + behind @ weighed)[kept].argmax()])
+                found.append(last)
+                continue
             if is_spark:
                 logits = logits + w["markov_head.markov_w2.weight"] @ w["markov_head.markov_w1.weight"][last]
             last = int(ids[logits.argmax()])

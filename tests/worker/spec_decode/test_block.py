@@ -15,7 +15,7 @@ from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.test_chain import COUNT, MAX_TOKENS, SHAPE, config_of, prompts, run_greedy
 from tests.worker.worker_driver import Driver
 
-FORMS = ("dflash", "dflash-windows", "dspark", "speculators")
+FORMS = ("dflash", "dflash-windows", "dflash2", "dspark", "speculators")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,7 @@ from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate
 
 pytestmark = pytest.mark.gpu
-METHODS = ("eagle3", "draft_model", "ngram", "suffix", "eagle", "medusa", "mlp", "dflash", "dspark")
+METHODS = ("eagle3", "draft_model", "ngram", "suffix", "eagle", "medusa", "mlp", "dflash", "dflash2", "dspark")
 STATES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # families whose layers keep some: their own runs are below
 
 
@@ -51,9 +51,9 @@ def test_tokens_are_those_without_drafts(
     speculation: dict[str, Any] = {"method": name, "num_speculative_tokens": count}
     if name in ("ngram", "suffix"):
         speculation |= {"prompt_lookup_min": 1} if name == "ngram" else {}
-    elif name in ("dflash", "dspark"):
+    elif name in ("dflash", "dflash2", "dspark"):
         drafters.block(tmp_path, hf_model(directory), name)
-        speculation["model"] = str(tmp_path)
+        speculation |= {"method": name.removesuffix("2"), "model": str(tmp_path)}
     elif name == "draft_model":
         speculation["model"] = str(directory)  # always right
     else:
