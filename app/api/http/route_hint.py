@@ -1,4 +1,4 @@
-"""Guesses what a client with a wrong base URL was after: the route of its path with one `/v1` more or less."""
+"""Guesses what a client was after that found no route: its path with one `/v1` more or less, or a websocket."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def route_hint(request: Request) -> str:
     path = request.url.path
     if len(path) > MAX_PATH:
         return ""
+    if _exists(request, path, "websocket"):
+        return "; it is a websocket: open it with a client of websockets"
     found = path.rfind("/v1/")  # as in /v1/v1/messages, /openai/v1/models, /v1/tokenize
     nears = (path[found:], path[found + 3 :]) if found >= 0 else ("/v1" + path,)
     for near in nears:
@@ -33,6 +35,6 @@ def _advice(path: str, near: str) -> str:
     return "the base URL has a part too much"
 
 
-def _exists(request: Request, path: str) -> bool:
-    scope = {**request.scope, "path": path, "raw_path": path.encode()}
+def _exists(request: Request, path: str, kind: str = "http") -> bool:
+    scope = {**request.scope, "type": kind, "path": path, "raw_path": path.encode()}
     return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)

@@ -345,6 +345,7 @@ def test_an_engine_that_falls_silent_is_an_error(
         ("/v1/v1/messages", "; there is /v1/messages: this client adds /v1 itself, so its base URL must end before it"),
         ("/api/v1/models", "; there is /v1/models: the base URL has a part too much"),
         ("/v1/tokenize", "; there is /tokenize: the base URL has a part too much"),
+        ("/v1/realtime", "; it is a websocket: open it with a client of websockets"),
         ("/v1/nothing", "/v1/nothing"),
         ("/" + "v1/" * 2000 + "models", "models"),
     ],
