@@ -434,7 +434,9 @@ class Scheduler:
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
-        self._statistics.count_step(stats, step_message.num_decode_tokens)
+        if (decodes := step_message.num_decode_tokens) and (prompts := step_message.num_tokens - decodes):
+            self._rules.prompt_time.note(self._statistics.costs.step_s(prompts), stats.tokens_s)
+        self._statistics.count_step(stats, decodes)
         return outputs
 
     def stats(self) -> EngineStats:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from app.engine.scheduler.prompt_time import MIN_ALONE_TOKENS, MIN_TIMED_TOKENS, PromptTime
+from app.engine.scheduler.prompt_time import IN_TIME, MIN_ALONE_TOKENS, MIN_TIMED_TOKENS, MOST_MARGIN, PromptTime
 
 
 def tokens(token_s: float, decode_s: float = 0.0, backlog: int = 0, *, is_alone: bool = False) -> int | None:
@@ -14,8 +16,8 @@ def tokens(token_s: float, decode_s: float = 0.0, backlog: int = 0, *, is_alone:
 @pytest.mark.parametrize(
     ("token_s", "is_alone", "most"),
     [
-        (1e-4, False, 448),  # 500 take as long as a step shall; three bits of it
-        (1e-4, True, 1792),  # 2,000 take 0.2 s, and a float is a little less: nobody else waits, but somebody may come
+        (1e-4, False, 480),  # 500 take as long as a step shall; four bits of it
+        (1e-4, True, 1920),  # 2,000 take 0.2 s, and a float is a little less: nobody else waits, but somebody may come
         (1e-2, False, MIN_TIMED_TOKENS),  # too slow for any step to be short
         (1e-2, True, MIN_ALONE_TOKENS),
         (0.0, False, None),  # not measured yet
@@ -34,9 +36,9 @@ def test_decodes_take_their_part_of_the_time() -> None:
 
 def test_steps_grow_with_what_waits_only_where_they_may() -> None:
     growing = PromptTime(0.05, grows=True)
-    assert growing.most_tokens(1e-4, 0.0, 4000, False) == 448
+    assert growing.most_tokens(1e-4, 0.0, 4000, False) == 480
     assert growing.most_tokens(1e-4, 0.0, 10240, False) == 1024
-    assert tokens(1e-4, backlog=10240) == 448
+    assert tokens(1e-4, backlog=10240) == 480
 
 
 def test_without_a_time_there_is_no_limit() -> None:
@@ -75,3 +77,32 @@ def test_a_budget_that_holds_few_tokens_needs_no_pause() -> None:
     time_of = PromptTime(0.05)
     found = [time_of.most_tokens(7e-4, 0.005, 4000, False, room=40) for _ in range(4)]
     assert 0 not in found
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_steps_are_planned_shorter_where_more_than_a_few_are_late(is_told: bool) -> None:
+    """Times that are up to a fifth longer than they are on average, or as much shorter."""
+    time_of, rng, late = PromptTime(0.05), random.Random(0), []
+    for _ in range(3000):
+        tokens = time_of.most_tokens(1e-5, 0.005, 10**5, False)
+        assert tokens is not None
+        expected_s = 0.005 + tokens * 1e-5
+        step_s = expected_s * rng.uniform(0.8, 1.2)
+        late.append(step_s > 0.05)
+        if is_told:
+            time_of.note(expected_s, step_s)
+    share = sum(late[500:]) / len(late[500:])
+    assert share < 2.0 * (1.0 - IN_TIME) if is_told else share > 0.25
+
+
+def test_only_steps_that_are_as_long_as_they_may_be_tell_how_late_steps_are() -> None:
+    time_of = PromptTime(0.05)
+    for expected_s in (0.01, 0.06):  # of few tokens; longer on purpose, as much waits
+        for _ in range(100):
+            time_of.note(expected_s, 0.1)
+    assert time_of.most_tokens(1e-4, 0.0, 0, False) == 480
+    for _ in range(100):
+        most = time_of.most_tokens(1e-4, 0.0, 0, False)
+        assert most is not None
+        time_of.note(most * 1e-4, 0.1)
+    assert most == 320, f"no more than {MOST_MARGIN} times shorter"
