@@ -242,7 +242,8 @@ class ModelInfo:
         architecture = _architecture(self.hf_config)
         if architecture.endswith(_GENERATING):
             return "generate"
-        return "pooling" if architecture.endswith(("Model", "ForSequenceClassification")) else "generate"
+        pools = architecture.endswith(("Model", "ForRetrieval", "ForSequenceClassification"))
+        return "pooling" if pools else "generate"
 
     @property
     def dtype(self) -> str:

@@ -61,7 +61,7 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
 
 def plain_config(read: dict[str, Any]) -> dict[str, Any]:
     """The description of the language model in a config.json. CheckpointError names what is not usable."""
-    return _text_part(_without_nulls(with_common_names(_thinker(_translated(read)))))
+    return _text_part(_without_nulls(with_common_names(_wrapped(_thinker(_translated(read))))))
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +87,15 @@ def _thinker(config: dict[str, Any]) -> dict[str, Any]:
     kind = half.get("model_type") or f"{config.get('model_type')}_thinker"
     others = {name: value for name, value in config.items() if not name.endswith("_config")}
     return {**others, **half, "architectures": config.get("architectures"), "model_type": kind}
+
+
+def _wrapped(config: dict[str, Any]) -> dict[str, Any]:
+    """The model that a model for retrieval is made of (ColQwen2), under the name of the whole; any other as it is."""
+    inner = config.get("vlm_config")
+    if not isinstance(inner, Mapping):
+        return config
+    others = {name: value for name, value in config.items() if name != "vlm_config"}
+    return {**others, **inner, "architectures": config.get("architectures")}
 
 
 def _without_nulls(config: dict[str, Any], nested: bool = False) -> dict[str, Any]:

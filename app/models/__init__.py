@@ -260,6 +260,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "Phi3ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
         "SmolLM3ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
         "StableLmForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
+        "ColQwen2ForRetrieval": "app.models.multimodal.col_qwen2:ColQwen2ForRetrieval",
         "Qwen2VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen2_5_VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen3VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",

@@ -55,14 +55,14 @@ def reward_head(ctx: BuildContext, size: int, num_labels: int) -> nn.Module:
 
 class DecoderForPooling(PoolingModel):
     """A family's decoder, and a head where the architecture has one. A subclass may name its family (a package's does);
-    else the architecture's name tells it."""
+    else `family_of` tells it."""
 
     family: type[CausalLM]
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
         if not hasattr(type(self), "family"):
-            self.family = family_of(info.architecture)
+            self.family = self.family_of(info)
         self.decoder_settings = settings = readable(self.family.settings, info)
         ropes = self.family.ropes(info, settings, ctx.max_model_len)
         blocks = self.family.blocks_of(info)
@@ -81,6 +81,11 @@ class DecoderForPooling(PoolingModel):
         elif self.num_labels:
             rewards = info.architecture.endswith("RewardModel")
             self.score = reward_head(ctx, size, self.num_labels) if rewards else score_head(ctx, size, self.num_labels)
+
+    @staticmethod
+    def family_of(info: ModelInfo) -> type[CausalLM]:
+        """The language model whose decoder it has, by the architecture's name."""
+        return family_of(info.architecture)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the final norm."""

@@ -22,6 +22,7 @@ from app.media.source import file_of
 from app.offline.frames import video_of
 from app.offline.prompts import Encoded, Given, Prompt, has_media, split_media, text_or_ids
 from app.records.media import MediaKind
+from app.text.late_prompts import picture_prompt
 from app.text.model_items import NOUNS
 from app.text.model_media import ModelMedia
 from app.text.placeholders import Placeholders, encode_pieces, picture_alone, with_media
@@ -54,8 +55,10 @@ class PromptEncoder:
         if not found:
             return Encoded(given, tokenizer.encode(given)) if isinstance(given, str) else Encoded(None, given)
         media, shown = self._shown(found, "multi_modal_data")
+        beside = given if isinstance(given, str) else tokenizer.decode(given)
+        if (late := None if self._model.pooling is None else self._model.pooling.late) is not None:
+            return Encoded(None, *picture_prompt(tokenizer, late, media, shown, beside, "prompt"))
         if media.info.is_alone:
-            beside = given if isinstance(given, str) else tokenizer.decode(given)
             ids, ask = picture_alone(media, shown, beside, "prompt")
             return Encoded(None, ids, (ask,))
         text = Placeholders(media, shown).in_place(given) if isinstance(given, str) else None

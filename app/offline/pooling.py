@@ -46,8 +46,8 @@ class Pooling:
         truncate_prompt_tokens: int | None,
         make: Callable[[Float32Array], OutputT],
     ) -> list[PoolingRequestOutput[OutputT]]:
-        """What `make` makes of each prompt's result ([E], [T, E] or [classes]), in their order; `params` are those of
-        `task` when not given."""
+        """Gives what `make` makes of each prompt's result ([E], [T, E] or [classes]), in their order; `params` are
+        those of `task` when not given."""
         params = params or PoolingParams(task=task)
         if params.task != task:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")

@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.fields.kinds import check
-from app.checkpoints.fields.late_json import ARTIFACT_FIELDS, EXPANSION_FIELDS, LATE_FIELDS, MASK_FIELDS
+from app.checkpoints.fields.kinds import OBJECT, TEXT, check, either
+from app.checkpoints.fields.late_json import (
+    ARTIFACT_FIELDS,
+    EXPANSION_FIELDS,
+    LATE_FIELDS,
+    MASK_FIELDS,
+    PROCESSOR_FIELDS,
+)
 from app.checkpoints.json_file import read_object
 from app.errors import UnsupportedError
 from app.records.step import Float32Array
@@ -38,6 +44,28 @@ class QueryExpansion:
 
 
 @dataclass(slots=True, frozen=True)
+class Pictured:
+    """An architecture that compares texts with pictures of pages, and what its processor writes around each."""
+
+    layer: str  # the tensors of the linear layer behind the tokens
+    picture: str  # the prompt of a picture, which stands at its placeholder
+    query: str  # before a query
+    num_fillers: int = 0  # padding tokens behind it, which only add vectors
+    query_end: str = ""
+
+
+PICTURED: Mapping[str, Pictured] = {
+    "ColQwen2ForRetrieval": Pictured(
+        "embedding_proj_layer",
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>",
+        "Query: ",
+        num_fillers=10,
+        query_end="\n",
+    ),
+}
+
+
+@dataclass(slots=True, frozen=True)
 class LateInteraction:
     """One model's rules of which vectors a text has."""
 
@@ -48,6 +76,8 @@ class LateInteraction:
     skips_in: tuple[str, ...] = ("document",)
     marks: tuple[tuple[Role, str], ...] = ()  # what begins each kind of text: a token where the vocabulary has it
     is_mean: bool = False  # scores are means over the query's vectors, not sums
+    query_end: str = ""  # what stands behind a query, whole
+    picture: str = ""  # the prompt in which a picture stands; "": it takes none
 
     def limit(self, role: Role) -> int | None:
         """Most tokens of such a text; what exceeds them is cut off."""
@@ -84,6 +114,8 @@ def late_interaction(
     """The rules of a model directory, whose module of scoring masks is `mask`; None: the model compares whole texts."""
     if architecture == STANFORD and not has_modules:
         return _of_stanford(directory)
+    if architecture in PICTURED:
+        return _of_pictures(directory, PICTURED[architecture])
     packed = _read(directory / "config_sentence_transformers.json", LATE_FIELDS)
     if mask is None and packed.get("model_type") not in _PACKED_AS:
         return None
@@ -120,6 +152,19 @@ def _of_stanford(directory: Path) -> LateInteraction:
             ("query", f"{found.get('query_token_id') or '[unused0]'} "),
             ("document", f"{found.get('doc_token_id') or '[unused1]'} "),
         ),
+    )
+
+
+def _of_pictures(directory: Path, own: Pictured) -> LateInteraction:
+    """transformers' processors: what they write may stand in a file of theirs."""
+    written = _read(directory / "processor_config.json", PROCESSOR_FIELDS)
+    tokens = _read(directory / "tokenizer_config.json", {"pad_token": either(TEXT, OBJECT)})
+    padding = tokens.get("pad_token") or "<|endoftext|>"
+    padding = padding if isinstance(padding, str) else str(padding.get("content") or "")
+    return LateInteraction(
+        marks=(("query", written.get("query_prefix") or own.query),),
+        query_end=padding * own.num_fillers + own.query_end,
+        picture=written.get("visual_prompt_prefix") or own.picture,
     )
 
 

@@ -18,7 +18,7 @@ from app.checkpoints.json_file import read_json, read_object
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
-from app.records.late_interaction import STANFORD, LateInteraction, late_interaction, stanford_size
+from app.records.late_interaction import PICTURED, STANFORD, LateInteraction, late_interaction, stanford_size
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 from app.records.verdict import Verdict, configured_verdict, packed_verdict
@@ -61,6 +61,7 @@ class DenseInfo:
     out_features: int
     bias: bool
     activation: str
+    name: str = "linear"  # of its tensors, but in a file of its own
     file: str = ""  # of the directory, with nothing else in it; "": they are among the directory's
 
 
@@ -287,6 +288,10 @@ def _of_tokens(
     if info.architecture == STANFORD and not modules:  # whose layer lies with the encoder
         size = stanford_size(info.directory)
         denses = (DenseInfo(info.directory, info.hidden_size, size, bias=False, activation="identity"),)
+    if (own := PICTURED.get(info.architecture)) is not None:
+        size = info.hf_config.get("embedding_dim", 128)
+        expect(size, whole(1, 1 << 16), f"{info.directory}/config.json: embedding_dim")
+        denses = (DenseInfo(info.directory, info.hidden_size, size, bias=True, activation="identity", name=own.layer),)
     is_plain = "MultiVectorMask" in kinds and "Normalize" not in kinds
     prompts = _prompts(info.directory) if modules else NO_PROMPTS
     return PoolingInfo(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.errors import ConfigError
+from app.errors import ConfigError, InvalidRequestError, UnsupportedError
+from app.media.picture import Picture
 from app.records.late_interaction import ExpandedQuery, LateInteraction, Role
+from app.records.media import MediaAsk
+from app.text.model_media import ModelMedia
+from app.text.placeholders import with_media
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts
 from app.text.tokenizer import Tokenizer
 
@@ -24,15 +28,31 @@ def late_prompts(
     mark_id, before = _mark(tokenizer, late.mark(role))
     own = late.limit(role)
     most = min((one for one in (own, limit) if one is not None), default=None)
-    room = None if most is None or mark_id is None else most - 1
+    end = tokenizer.encode(late.query_end, add_special_tokens=False) if role == "query" and late.query_end else []
+    room = None if most is None else most - len(end) - (mark_id is not None)
     pairs = [(before + text, None) for text in texts]
-    made = pooling_prompts(tokenizer, pairs, most if room is None else room, max_text_tokens)
+    made = pooling_prompts(tokenizer, pairs, room, max_text_tokens)
     if mark_id is not None:
         made = [replace(one, token_ids=_marked(tokenizer, one.token_ids, mark_id)) for one in made]
+    if end:
+        made = [replace(one, token_ids=one.token_ids + end) for one in made]
     if role == "query" and late.expansion is not None:
         made = [_expanded(tokenizer, late, one) for one in made]
     skipped = _ids(tokenizer, late.skipped) if role in late.skips_in else frozenset()
     return [replace(one, kept=tuple(token not in skipped for token in one.token_ids)) for one in made]
+
+
+def picture_prompt(
+    tokenizer: Tokenizer, late: LateInteraction, media: ModelMedia, shown: Sequence[Picture], text: str, field: str
+) -> tuple[list[int], tuple[MediaAsk, ...]]:
+    """The prompt of a page's picture; InvalidRequestError where there is more than that, or a model that takes none."""
+    if not late.picture:
+        raise UnsupportedError(f"{field}: this model compares texts; it takes no pictures", param=field)
+    if len(shown) != 1 or text:
+        what = f"{len(shown)} pictures beside {len(text)} characters of text"
+        raise InvalidRequestError(f"{field}: a prompt of this model is a text or a picture, not {what}", param=field)
+    ids = tokenizer.encode(late.picture, add_special_tokens=False)
+    return with_media(media, ids, shown, field)
 
 
 def _mark(tokenizer: Tokenizer, mark: str) -> tuple[int | None, str]:

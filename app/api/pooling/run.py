@@ -29,7 +29,7 @@ from app.records.outputs import PooledResult
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
-from app.text.late_prompts import late_prompts
+from app.text.late_prompts import late_prompts, picture_prompt
 from app.text.pair_template import PairTemplate
 from app.text.placeholders import picture_alone
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
@@ -128,7 +128,7 @@ async def read_inputs(
     """The prompts of a body, whichever form they were sent in."""
     room = pooled_room(body, model, "messages" if body.messages is not None else "input")
     prompt = body.prompt(pooling_of(model).prompts)
-    if body.messages is not None and model.media is not None and model.media.info.is_alone:
+    if body.messages is not None and model.media is not None and _is_alone(model):
         return await _alone(work, model, body.messages, limits, room)
     if body.messages is not None:
         options = ChatOptions(
@@ -162,16 +162,27 @@ def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
     return PoolingPrompt(token_ids if room.keeps == "all" else token_ids[: room.num_tokens])
 
 
+def _is_alone(model: ServedModel) -> bool:
+    """True if the model has no conversations: a prompt is a text or a picture."""
+    late = pooling_of(model).late
+    return late is not None or (model.media is not None and model.media.info.is_alone)
+
+
 async def _alone(
     work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
 ) -> list[PoolingPrompt]:
-    """A message to a model that has no conversations: a text or a picture."""
+    """A message to a model that has no conversations."""
     asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
     pictures = await read_media(work, model, asked, limits, room) if asked else []
-    text = "".join(message.text() for message in messages)
+    text, late = "".join(message.text() for message in messages), pooling_of(model).late
+    assert model.media is not None
+    if late is not None and pictures:
+        ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, text, "messages")
+        return [PoolingPrompt(ids, asks=asks)]
+    if late is not None:
+        return await tokenise_late(work, model, late, [text], room, "document")
     if not pictures:
         return await tokenise(work, model, [(text, None)], room)
-    assert model.media is not None
     ids, ask = picture_alone(model.media, pictures, text, "messages")
     return [PoolingPrompt(ids, asks=(ask,))]
 

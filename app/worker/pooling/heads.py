@@ -38,7 +38,7 @@ class Dense:
             return
         source = info.directory / info.file
         tensors = open_file(source, DirectReader()) if info.file else open_checkpoint(source)
-        weight, bias = ("weight", "bias") if info.file else ("linear.weight", "linear.bias")
+        weight, bias = ("weight", "bias") if info.file else (f"{info.name}.weight", f"{info.name}.bias")
         wanted = {weight: shape} | ({bias: shape[:1]} if info.bias else {})
         for name, expected in wanted.items():
             found = tensors[name].shape if name in tensors else None

@@ -1,0 +1,77 @@
+"""Pages as pictures at /pooling, and queries as texts: vectors of their tokens are those of `LLM.encode`, which
+transformers judges elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app import LLM
+from app.media.reader import MediaReader
+from tests.api.pooling_engines import PoolingEngines
+from tests.media.media_model import reader
+from tests.media.pictures import file_of, picture
+from tests.models.multimodal.test_col_qwen2 import written
+
+FILE = file_of(picture(30, 20))
+PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(FILE).decode()}"}}
+OPTIONS: dict[str, Any] = {"max_model_len": 256, "num_blocks": 128}
+
+
+@pytest.fixture(scope="module")
+def own_reader() -> Iterator[MediaReader]:
+    found = reader()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory, own_reader: MediaReader) -> Iterator[PoolingEngines]:
+    path = tmp_path_factory.mktemp("pages") / "m"
+    written("qwen2_vl", path)
+    engines = PoolingEngines({"pages": path}, own_reader, **OPTIONS)
+    yield engines
+    engines.shutdown()
+
+
+@pytest.fixture
+def client(engines: PoolingEngines) -> PoolingEngines:
+    return engines
+
+
+def said(*parts: Any) -> list[dict[str, Any]]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return [{"role": "user", "content": content}]
+
+
+def vectors(http: httpx.Client, **body: Any) -> np.ndarray[Any, Any]:
+    answer = http.post("/pooling", json={"model": "pages", **body})
+    assert answer.status_code == 200, answer.text
+    (entry,) = answer.json()["data"]
+    return np.asarray(entry["data"])
+
+
+def test_pages_and_queries(http: httpx.Client, engines: PoolingEngines) -> None:
+    with LLM(engines.models["pages"].info.directory.as_posix(), device="cpu", num_threads=1, **OPTIONS) as llm:
+        page: Any = {"prompt": "", "multi_modal_data": {"image": FILE}}
+        shown, text = llm.encode([page, "which page?"], use_tqdm=False)
+        score = llm.score("which page?", "this one", use_tqdm=False)[0].outputs.score
+    np.testing.assert_allclose(vectors(http, messages=said(PART)), shown.outputs.data, atol=1e-5)
+    np.testing.assert_allclose(vectors(http, messages=said("which page?")), text.outputs.data, atol=1e-5)
+    query = vectors(http, input="which page?", input_type="query")
+    assert len(query) > len(text.outputs.data)  # marked, and lengthened
+    body = {"model": "pages", "query": "which page?", "documents": ["this one"]}
+    (ranked,) = http.post("/v1/rerank", json=body).json()["results"]
+    np.testing.assert_allclose(ranked["relevance_score"], score, rtol=1e-5)
+
+
+def test_a_prompt_is_a_text_or_a_page(http: httpx.Client) -> None:
+    for parts in ((PART, PART), ("see", PART)):
+        answer = http.post("/pooling", json={"model": "pages", "messages": said(*parts)})
+        assert answer.status_code == 400
+        assert "a text or a picture" in answer.json()["error"]["message"]
