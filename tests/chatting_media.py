@@ -33,6 +33,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llava_next": {},
     "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},
     "pixtral": {"size": {"longest_edge": 32}},
+    "lfm2_vl": {
+        **{"tile_size": 16, "encoder_patch_size": 4, "min_image_tokens": 2, "max_image_tokens": 6},
+        "max_tiles": 2,
+    },
     "lighton_ocr": {"size": {"longest_edge": 32}},
     "gemma3": {**SQUARE, "image_seq_length": 4},
     "gemma4": {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12},
@@ -48,6 +52,7 @@ TEXT_TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.
 MARKS = [
     *("[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+    *("<|img_thumbnail|>", *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in (1, 2))),
     *("<|image_start|>", "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
 ]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class Tiny:
     is_text_class: bool = False  # transformers has it among models of text
     seed: int = 0  # one with which no answer holds a picture's token
     write: Callable[[PreTrainedModel, Path], Any] = PreTrainedModel.save_pretrained
+    files: Mapping[str, Any] = field(default_factory=dict)  # what its processor's file says beside
     published: str = ""  # the model type under which it is published, where transformers has another
 
 
@@ -222,6 +223,28 @@ def _row_by_row(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
         cut = normalized(item).view(height // 2, width // 2, 2, 2, 3, 4, 4)
         rows.append(cut.transpose(1, 2).reshape(-1, 3, 4, 4))
     return {"pixel_values": torch.cat(rows), "image_grid_thw": torch.tensor([item.grid for item in items])}
+
+
+def _lfm2_layout(rows: int, columns: int) -> Layout:
+    """Two tiles of 4 x 4 patches before the whole, or none."""
+    tiles = 2 * ((rows + columns) % 4 == 0)
+    return (tiles * 16 + rows * columns, 3, 4, 4), (tiles, rows, columns), tiles * 4 + rows * columns // 4
+
+
+def _lfm2(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """Each tile padded to the most patches, in the order of rows, channels last."""
+    rows, shapes = [], []
+    for item in items:
+        patches, done = normalized(item), 0
+        tiles, *shape = item.grid
+        for high, wide in [(4, 4)] * tiles + [tuple(shape)]:
+            own = patches[done : (done := done + high * wide)].view(high // 2, wide // 2, 2, 2, 3, 4, 4)
+            rows.append(own.transpose(1, 2).reshape(-1, 3, 4, 4).permute(0, 2, 3, 1).flatten(1))
+            shapes.append((high, wide))
+    most = max(len(one) for one in rows)
+    masks = torch.stack([torch.arange(most) < len(one) for one in rows]).int()
+    pixels = torch.stack([F.pad(one, (0, 0, 0, most - len(one))) for one in rows])
+    return {"pixel_values": pixels, "spatial_shapes": torch.tensor(shapes), "pixel_attention_mask": masks}
 
 
 EYES = {
@@ -400,6 +423,21 @@ MODELS: dict[str, Tiny] = {
         _phi4_layout,
         types="",
         is_text_class=True,
+    ),
+    "lfm2_vl": Tiny(
+        "lfm2_vl",
+        {
+            **{"image_token_id": IMAGE, "projector_hidden_size": 40, "tie_word_embeddings": False},
+            "text_config": {
+                **{**GLM_TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
+                **{"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+            },
+            "vision_config": {**EYES, "model_type": "siglip2_vision_model", "num_patches": 36},
+        },
+        _lfm2,
+        _lfm2_layout,
+        types="",
+        files={"tile_size": 16, "encoder_patch_size": 4},
     ),
     "lighton_ocr": Tiny(
         "lighton_ocr",
@@ -602,7 +640,9 @@ def tiny_media_model(name: str, seed: int = 0) -> Path:
         model.get_output_embeddings().weight[[IMAGE, IMAGE + 1]] = 0.0
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root()))
     tiny.write(model, directory)
-    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
+    (directory / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": MEAN, "image_std": STD, **tiny.files})
+    )
     return directory
 
 

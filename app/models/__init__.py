@@ -95,6 +95,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
             "app.models.multimodal.llava_onevision:LlavaOnevisionForConditionalGeneration"
         ),
         "Lfm2ForCausalLM": "app.models.families.lfm2:Lfm2ForCausalLM",
+        "Lfm2VlForConditionalGeneration": "app.models.multimodal.lfm2_vl:Lfm2VlForConditionalGeneration",
         "Lfm2MoeForCausalLM": "app.models.families.lfm2:Lfm2MoeForCausalLM",
         "Llama4ForCausalLM": "app.models.families.llama4:Llama4ForCausalLM",
         "Llama4ForConditionalGeneration": "app.models.multimodal.llama4:Llama4ForConditionalGeneration",

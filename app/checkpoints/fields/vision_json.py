@@ -25,7 +25,9 @@ VISION_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "scale_factor", "pooling_kernel_size"), whole(1, 16)),
     **dict.fromkeys(("patch_size", "image_size", "crop_size"), _SIDE),
     "feature_layer": _LAYER,
-    **dict.fromkeys(("window_size", "num_position_embeddings", "position_embedding_size", "projection_dim"), _COUNT),
+    **dict.fromkeys(
+        ("window_size", "num_position_embeddings", "num_patches", "position_embedding_size", "projection_dim"), _COUNT
+    ),
     **dict.fromkeys(("fullatt_block_indexes", "deepstack_visual_indexes"), several(_LAYER, 1 << 10)),
     **dict.fromkeys(("layer_norm_eps", "rms_norm_eps"), number(above=0, most=1)),
     **dict.fromkeys(("rope_theta", "tokens_per_second", "mlp_ratio"), number(above=0, most=1e9)),
@@ -37,8 +39,9 @@ VISION_FIELDS: Mapping[str, Kind] = {
 JOINT_FIELDS: Mapping[str, Kind] = {
     "vision_feature_layer": either(_LAYER, several(_LAYER, 64)),
     **dict.fromkeys(("vision_feature_select_strategy", "projector_hidden_act", "vision_aspect_ratio"), TEXT),
-    "multimodal_projector_bias": FLAG,
-    **dict.fromkeys(("scale_factor", "spatial_merge_size"), whole(1, 16)),
+    **dict.fromkeys(("multimodal_projector_bias", "projector_bias", "projector_use_layernorm"), FLAG),
+    **dict.fromkeys(("scale_factor", "spatial_merge_size", "downsample_factor"), whole(1, 16)),
+    "projector_hidden_size": _SIZE,
     "downsample_ratio": number(above=0.06, most=1),
     "mm_tokens_per_image": _SIZE,
     "position_id_per_seconds": number(above=0, most=1e4),

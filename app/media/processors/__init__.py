@@ -18,6 +18,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
         "internvl": "app.media.processors.internvl:InternVLProcessor",
         "internvl_chat": "app.media.processors.internvl_chat:InternVLChatProcessor",
         "kimi": "app.media.processors.kimi:KimiProcessor",
+        "lfm2_vl": "app.media.processors.lfm2_vl:Lfm2VlProcessor",
         "lighton_ocr": "app.media.processors.lighton_ocr:LightOnOcrProcessor",
         "llama4": "app.media.processors.llama4:Llama4Processor",
         "llava_next": "app.media.processors.llava_next:LlavaNextProcessor",

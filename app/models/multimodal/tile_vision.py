@@ -149,7 +149,10 @@ class TileVision(Layer):
         x = x.flatten(0, 1)
         if self.pre_norm is not None:
             x = self.pre_norm(x)
-        span = Span(self.plan(len(pixels), length, x.device))
+        return self.through(x, Span(self.plan(len(pixels), length, x.device))).view(-1, length, self.width)
+
+    def through(self, x: torch.Tensor, span: Span) -> torch.Tensor:
+        """Embedded patches [T, C] -> hidden states [T, width]."""
         found = {0: x} if 0 in self._taken else {}
         for depth, block in enumerate(self.blocks, 1):
             x = block(x, span)
@@ -159,7 +162,7 @@ class TileVision(Layer):
             x = torch.cat([found[depth] for depth in self._taken], dim=-1)
         if self.post_norm is not None:
             x = self.post_norm(x)
-        return x.view(-1, length, self.width)  # type: ignore[no-any-return]
+        return x
 
 
 class TileEncoder(MediaEncoder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -44,6 +45,12 @@ class VisionConfig:
         check(beside, JOINT_FIELDS, joint._file)
         joint._values = {**defaults, **beside}
         return joint
+
+    def with_value(self, name: str, value: Any) -> VisionConfig:
+        """The same with another value."""
+        other = copy(self)
+        other._values = {**self._values, name: value}
+        return other
 
     def whole(self, *names: str) -> int:
         """The number under the first of these names that is there."""
