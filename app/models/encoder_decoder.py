@@ -26,6 +26,7 @@ class InputEncoder(Layer):
     """Turns inputs into what a decoder attends to. Every rank holds all of it, as each has layers that attend."""
 
     info: EncoderInfo
+    is_capturable: ClassVar[bool] = False  # whether a call with one input of the largest size can be recorded
     rules: ClassVar[Sequence[Rule]] = ()  # from a checkpoint's names behind the encoder's prefix to ours
 
     @abstractmethod
@@ -35,6 +36,10 @@ class InputEncoder(Layer):
     @abstractmethod
     def largest(self) -> torch.Tensor:
         """An input of as many positions as there can be, to be measured and warmed with."""
+
+    def constants(self) -> object:
+        """Returns what encoding one such input reads beside weights and the input; it lives as long as the encoder."""
+        return None
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """A tensor of the checkpoint, without the encoder's prefix, under our own names."""

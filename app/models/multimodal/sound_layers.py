@@ -17,7 +17,7 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule
 from app.checkpoints.tensors.tensor_view import computed
 from app.errors import CheckpointError, UnsupportedError
-from app.kernels.attention.encoder import plan_encoder
+from app.kernels.attention.encoder import EncoderPlan, plan_encoder
 from app.layers.activation import activation
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
@@ -97,7 +97,15 @@ class SoundTower(Layer):
         self.embed_positions = ReplicatedTable(ctx, s.num_positions, size)
         self.layers = sound_blocks(ctx, s)
         self.layer_norm = LayerNorm(ctx, size, EPS)
-        self.dtype = ctx.dtype
+        self.dtype, self._device = ctx.dtype, ctx.device
+        self._plans: dict[int, EncoderPlan] = {}  # of whole windows, by how many
+
+    def plan_whole(self, count: int) -> EncoderPlan:
+        """Plans what positions see of each other, of so many whole windows."""
+        if count not in self._plans:
+            size = self.settings.num_positions
+            self._plans[count] = plan_encoder(list(range(0, count * size + 1, size)), self._device)
+        return self._plans[count]
 
     def forward(self, features: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:
         """[n, mels, 2 * positions] -> [n * positions / pooled, C]; `lengths`: the first positions of each that count,
@@ -105,8 +113,8 @@ class SoundTower(Layer):
         x = self.act(self.conv2(self.act(self.conv1(features.to(self.dtype)))))
         x = x.transpose(1, 2) + self.embed_positions.weight
         counts = [self.settings.num_positions] * len(x) if lengths is None else list(lengths)
-        x = torch.cat([own[:count] for own, count in zip(x, counts, strict=True)])
-        span = Span(plan_encoder([0, *accumulate(counts)], x.device))
+        plan = self.plan_whole(len(x)) if lengths is None else plan_encoder([0, *accumulate(counts)], x.device)
+        x, span = torch.cat([own[:count] for own, count in zip(x, counts, strict=True)]), Span(plan)
         for layer in self.layers.values():
             x = layer(x, span)
         if self.pooled > 1:

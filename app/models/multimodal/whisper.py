@@ -34,6 +34,7 @@ class WhisperEncoder(InputEncoder):
     """The tower, of one sound or several."""
 
     rules = TOWER
+    is_capturable = True
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
@@ -48,6 +49,10 @@ class WhisperEncoder(InputEncoder):
     def largest(self) -> torch.Tensor:
         """See InputEncoder."""
         return torch.zeros(self.info.shape, device=self._device)
+
+    def constants(self) -> object:
+        """See InputEncoder."""
+        return self.tower.plan_whole(1)
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """See InputEncoder."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 
@@ -61,11 +62,27 @@ class NoGraphs:
         """Nothing is held."""
 
 
+class Recordable(Protocol):
+    """An encoder as recordings use it: see MediaEncoder."""
+
+    def __call__(self, pictures: Sequence[Picture]) -> torch.Tensor:
+        """[1 + num_deep, n, C]."""
+
+    def largest(self, num_tokens: int) -> Picture:
+        """A picture of about so many tokens."""
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Tokens of a picture of a grid."""
+
+    def constants(self, grid: Grid) -> object:
+        """Returns what encoding such a picture reads beside weights and pixels."""
+
+
 class EncoderGraphs(NoGraphs):
     """Recordings of one encoder by size: the shape of the pixels, and the grid."""
 
     def __init__(
-        self, encoder: MediaEncoder, device: torch.device, squares: Sequence[int], *, must_start: bool = False
+        self, encoder: Recordable, device: torch.device, squares: Sequence[int], *, must_start: bool = False
     ) -> None:
         """`squares`: tokens of the pictures that a start records, the largest first, which no recorded one exceeds.
         `must_start`: without them there is no start."""

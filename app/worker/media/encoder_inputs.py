@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from app.layers.cross_attention import LENGTHS, SLOTS
 from app.models.encoder_decoder import EncoderDecoder
+from app.models.multimodal.base import Picture
 from app.platforms import platform_of
 from app.platforms.to_device import to_device
 from app.records.encoder_input import EncoderInput, encoder_input_of
@@ -25,7 +26,9 @@ from app.records.worker_info import WorkerInfo
 from app.worker.attention.kv_cache import KVCache
 from app.worker.features.context import FeatureContext
 from app.worker.lora.slot_table import SlotTable
+from app.worker.media.encoder_graphs import NoGraphs
 from app.worker.media.media import HITS, QUERIES
+from app.worker.media.one_input import GRID, create_graphs
 from app.worker.rows.pending_step import StepClock, StepResults
 from app.worker.rows.step_inputs import StepInputs, StepView
 from app.worker.rows.worker_feature import WorkerFeature
@@ -37,9 +40,16 @@ class EncoderInputs(WorkerFeature):
     """Holds the inputs of rows, and which slots lack what is to be read there."""
 
     def __init__(
-        self, model: EncoderDecoder, inputs: StepInputs, cache: KVCache, device: torch.device, most: int
+        self,
+        model: EncoderDecoder,
+        inputs: StepInputs,
+        cache: KVCache,
+        device: torch.device,
+        most: int,
+        graphs: NoGraphs,
     ) -> None:
-        """`most`: inputs that one call of the encoder takes."""
+        """`most`: inputs that one call of the encoder takes; `graphs`: recordings of calls with one."""
+        self._graphs = graphs
         self._encoder, self._layers, self._cache, self._device = model.encoder, model.cross_layers, cache, device
         self._slot = inputs.declare(SLOT, torch.int32)
         self._length = inputs.declare("encoded_length", torch.int32, idle=1)
@@ -101,10 +111,17 @@ class EncoderInputs(WorkerFeature):
             self._write(values, [slot for slot, _ in group], [given.length for _, given in group])
 
     def _write(self, values: Sequence[torch.Tensor], slots: Sequence[int], lengths: Sequence[int]) -> None:
-        encoded = self._encoder(values)
+        encoded = self._replayed(values)
+        encoded = self._encoder(values) if encoded is None else encoded
         mapping = to_device(np.concatenate(list(self._places(slots, lengths))), self._device)
         for layer in self._layers:
             layer.write(encoded, mapping, self._cache.tensors[layer.layer_index])
+
+    def _replayed(self, values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        if len(values) > 1 or not self._graphs.serves(tuple(values[0].shape), GRID):
+            return None
+        states = self._graphs.encode(Picture(values[0], GRID))
+        return None if states is None else states[0]
 
     def _places(self, slots: Sequence[int], lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:
         for slot, length in zip(slots, lengths, strict=True):
@@ -122,14 +139,24 @@ class EncoderInputs(WorkerFeature):
         count = min(self._most, self._num_slots)
         positions = self._encoder.info.num_positions
         self._write([self._encoder.largest()] * count, range(count), [positions] * count)
+        self._graphs.start()
 
     def connect(self, kv_caches: list[torch.Tensor]) -> None:
         """The slots may have lost what they held."""
         self._forget()
 
+    def weights_leave(self) -> None:
+        """Give the memory back."""
+        self._graphs.release()
+
     def weights_change(self, whole: bool) -> None:
         """Forget what the weights so far gave."""
         self._forget()
+        self._graphs.release()
+
+    def weights_return(self) -> None:
+        """Record what a start does."""
+        self._graphs.start()
 
     def _forget(self) -> None:
         resident = self._table.resident
@@ -157,4 +184,5 @@ def create(context: FeatureContext) -> EncoderInputs:
     model, state = context.forward.model, context.state
     assert isinstance(model, EncoderDecoder)
     most = max(1, context.config.max_num_batched_tokens // model.encoder.info.num_positions)
-    return EncoderInputs(model, state.inputs, context.forward.cache, state.device, most)
+    graphs = create_graphs(context.config, model.encoder, state.device)
+    return EncoderInputs(model, state.inputs, context.forward.cache, state.device, most, graphs)

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from app.worker.media import encoder_graphs, encoder_inputs
+from app.worker.media.encoder_graphs import EncoderGraphs
 from app.worker.media.encoder_inputs import EncoderInputs
 from app.worker.media.media import HITS, QUERIES
+from app.worker.media.one_input import OneInput
 from tests.tiny_sounds import noise, tiny_whisper
+from tests.worker.media.test_encoder_graphs import FakeRecorder
 from tests.worker.worker_driver import Driver, Run, greedy
 
 
@@ -84,4 +88,47 @@ def test_figures_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     driver.worker.execute = count  # type: ignore[method-assign]
     driver.run([Run([3, 4, 5], greedy(2), asks=(noise(1),)), Run([3, 4, 5], greedy(2), asks=(noise(1),))])
     assert counted == {QUERIES: 2, HITS: 1}
+    driver.worker.shutdown()
+
+
+def test_one_input_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a graph that repeats the call: a single input by it, several as they were; changed weights are recorded."""
+    monkeypatch.setattr(encoder_graphs, "Recorder", FakeRecorder)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(FakeRecorder, "made", 0)
+    monkeypatch.setattr(FakeRecorder, "bytes_each", 0)
+    plain = driver_of(max_num_seqs=4)
+    runs = [Run([3, 4, 5], greedy(4), asks=(noise(seed),)) for seed in range(4)]
+    expected = [plain.run([run])[0].tokens for run in runs]
+    plain.worker.shutdown()
+    assert FakeRecorder.made == 0  # a CPU has no graphs
+    monkeypatch.setattr(
+        encoder_inputs,
+        "create_graphs",
+        lambda config, encoder, device: EncoderGraphs(OneInput(encoder), device, [encoder.info.num_positions]),
+    )
+    driver = driver_of(max_num_seqs=4)
+    feature = feature_of(driver)
+    with torch.inference_mode():
+        feature.run_largest()
+    assert FakeRecorder.made == 1
+    replays = 0
+    (recorded,) = feature._graphs._recorded.values()  # type: ignore[attr-defined]
+    replay = recorded.graph.replay
+
+    def counted() -> None:
+        nonlocal replays
+        replays += 1
+        replay()
+
+    recorded.graph.replay = counted
+    assert driver.run([runs[0]])[0].tokens == expected[0]
+    assert driver.run([runs[1]])[0].tokens == expected[1]
+    assert replays == 2
+    assert [run.tokens for run in driver.run(runs[2:])] == expected[2:]
+    with torch.inference_mode():
+        feature.weights_change(whole=True)
+        feature.weights_return()
+    assert FakeRecorder.made == 2
+    assert driver.run([runs[0]])[0].tokens == expected[0]
     driver.worker.shutdown()
