@@ -2,7 +2,7 @@
 
 Two engines, one over static tensors, serve what comes at random times. Requests are aborted or wait for slow clients,
 engines are held for a while or die; then the other goes on with what their clients have. Whole under `slow`: 1,000
-runs a drafter, 12,000 together.
+runs a drafter, 14,000 together.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ DRAFTERS: dict[str, Make] = {
     "suffix": lambda folder: (_target(), {"method": "suffix"}),
     "draft_model": lambda folder: (_target(), {"method": "draft_model", "model": str(_target())}),
     "dflash": _of_checkpoint("dflash", drafters.block),
+    "dflash-2": _of_checkpoint("dflash", lambda folder, target: drafters.block(folder, target, "dflash2")),
+    "dflash-windows": _of_checkpoint("dflash", lambda folder, target: drafters.block(folder, target, "dflash-windows")),
     "dspark": _of_checkpoint("dspark", lambda folder, target: drafters.block(folder, target, "dspark")),
     **{name: _of_checkpoint(*MADE[name]) for name in ("eagle3", "eagle", "medusa")},
     "mlp_speculator": _of_checkpoint(*MADE["mlp"]),
