@@ -1,6 +1,8 @@
 """EAGLE-3 (Li et al., 2025): one layer over the next token's embedding and a mix of what layers of the target read.
 
 Tensors as the authors publish them (`midlayer`, `d2t` as an offset), or as the project "speculators" does (`layers.0`).
+Later ones norm what they read, all together (`norm_before_fc`) or each layer's by itself (`fc_norm`), or hand their
+normed features to the next pass (`norm_output`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from app.checkpoints.fields.kinds import check, whole
 from app.checkpoints.model_info import ModelInfo
@@ -29,14 +32,15 @@ from app.models.drafters.base import Drafter, Target, TokenIds, expect_layers, i
 from app.models.families.llama import LlamaForCausalLM
 
 _FIELDS = dict.fromkeys(("draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30))
-# Switches of "speculators" that nobody here reads; a drafter that sets one is another model.
-_UNREAD = ("fc_norm", "norm_output", "norm_before_fc")
 
 
 class Eagle3Layer(Layer):
     """A layer of Llama's whose attention reads two vectors of a token: its embedding's norm, and its features'."""
 
-    def __init__(self, ctx: BuildContext, s: DecoderSettings, rotary: RotaryEmbedding, keeps_normed: bool) -> None:
+    def __init__(
+        self, ctx: BuildContext, s: DecoderSettings, rotary: RotaryEmbedding, *, keeps_normed: bool, norms_heads: bool
+    ) -> None:
+        """`norms_heads`: queries and keys, as Qwen3 does."""
         super().__init__()
         attention = AttentionSettings(
             hidden_size=s.hidden_size,
@@ -47,6 +51,7 @@ class Eagle3Layer(Layer):
             qkv_bias=s.qkv_bias,
             output_bias=s.output_bias,
             norm_eps=s.norm_eps,
+            qk_norm="head_rms" if norms_heads else None,
         )
         self.input_layernorm, self.hidden_norm = (RMSNorm(ctx, s.hidden_size, s.norm_eps) for _ in range(2))
         self.self_attn = Attention(ctx, attention, 0, rotary)
@@ -75,7 +80,9 @@ class Eagle3Layer(Layer):
 class Eagle3Drafter(Drafter):
     """The drafter of a checkpoint; `has_embedding`: it brings a table of tokens of its own."""
 
-    def __init__(self, ctx: BuildContext, info: ModelInfo, target: Target, *, has_embedding: bool) -> None:
+    def __init__(
+        self, ctx: BuildContext, info: ModelInfo, target: Target, *, has_embedding: bool, norms_heads: bool = False
+    ) -> None:
         super().__init__()
         hf, self.target = info.hf_config, target
         check(hf, _FIELDS, f"{info.directory}/config.json")
@@ -86,8 +93,6 @@ class Eagle3Drafter(Drafter):
         target.expect("vocab_size", s.vocab_size, target.info.vocab_size)
         if s.num_layers != 1:
             raise UnsupportedError(f"speculative_config: an EAGLE-3 drafter of {s.num_layers} layers; 1 is supported")
-        if odd := [name for name in _UNREAD if hf.get(name)]:
-            raise UnsupportedError(f"speculative_config: {odd[0]} of the drafter's config.json is not supported")
         self.num_tokens = int(hf.get("draft_vocab_size") or s.vocab_size)
         rope = RopeSettings.from_hf(hf, s.head_dim, ctx.max_model_len)
         rotary = RotaryEmbedding(rope, ctx.max_model_len, ctx.dtype, ctx.device)
@@ -96,9 +101,14 @@ class Eagle3Drafter(Drafter):
         else:
             target.expect("hidden_size, as it has no embed_tokens", s.hidden_size, target.info.hidden_size)
             self.embed_tokens, self._shared = None, (target.embedding,)
-        self.fc = ReplicatedLinear(ctx, len(self.reads_layers) * width, s.hidden_size, bias=False)
-        self.midlayer = Eagle3Layer(ctx, s, rotary, bool(hf.get("norm_before_residual")))
-        self.norm = RMSNorm(ctx, s.hidden_size, s.norm_eps)
+        count = len(self.reads_layers)
+        self.fc = ReplicatedLinear(ctx, count * width, s.hidden_size, bias=False)
+        self.input_norm = RMSNorm(ctx, count * width, s.norm_eps) if _switch(hf, "norm_before_fc") else None
+        norms = count if hf.get("fc_norm") else 0
+        self.fc_norm = nn.ModuleList(RMSNorm(ctx, width, s.norm_eps) for _ in range(norms))
+        keeps_normed = bool(hf.get("norm_before_residual"))
+        self.midlayer = Eagle3Layer(ctx, s, rotary, keeps_normed=keeps_normed, norms_heads=norms_heads)
+        self.norm, self._norms_output = RMSNorm(ctx, s.hidden_size, s.norm_eps), bool(hf.get("norm_output"))
         self.lm_head = LMHead(ctx, self.num_tokens, s.hidden_size)
         # How far each token's id is behind its own number, where the drafter knows fewer tokens.
         ids = TokenIds(self.num_tokens, s.vocab_size, is_offset=True)
@@ -118,11 +128,16 @@ class Eagle3Drafter(Drafter):
 
     def start(self, hidden: HiddenStates) -> torch.Tensor:
         """See Drafter."""
-        return self.fc(torch.cat([hidden.inputs_of[layer] for layer in self.reads_layers], dim=-1))  # type: ignore[no-any-return]
+        read = [hidden.inputs_of[layer] for layer in self.reads_layers]
+        if self.fc_norm:
+            read = [norm(part) for norm, part in zip(self.fc_norm, read, strict=True)]
+        joined = torch.cat(read, dim=-1)
+        return self.fc(joined if self.input_norm is None else self.input_norm(joined))  # type: ignore[no-any-return]
 
     def advance(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """See Drafter."""
-        return self.midlayer(self._embedded(token_ids), features, ctx)  # type: ignore[no-any-return]
+        total: torch.Tensor = self.midlayer(self._embedded(token_ids), features, ctx)
+        return self.norm(total) if self._norms_output else total
 
     def keep(self, token_ids: torch.Tensor, features: torch.Tensor, ctx: ForwardContext) -> None:
         """See Drafter."""
@@ -134,18 +149,22 @@ class Eagle3Drafter(Drafter):
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Features [N, C] -> [N, Vd]."""
-        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+        return self.lm_head(hidden if self._norms_output else self.norm(hidden))  # type: ignore[no-any-return]
 
 
 def layers_read(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The layers of the target whose inputs the drafter reads: early, middle, late, unless its config.json names them.
     ConfigError where the target has not so many."""
-    nested = hf.get("eagle_config")
-    named = hf.get("eagle_aux_hidden_state_layer_ids")
-    if named is None and isinstance(nested, Mapping):
-        named = nested.get("eagle_aux_hidden_state_layer_ids")
+    named = _switch(hf, "eagle_aux_hidden_state_layer_ids")
     if named is None:
         named = [2, num_layers // 2, num_layers - 3]
     if not isinstance(named, list) or not named or not all(type(layer) is int for layer in named):
         raise CheckpointError(f"eagle_aux_hidden_state_layer_ids is {named!r:.80}, no list of layers", param="model")
     return expect_layers(named, num_layers)
+
+
+def _switch(hf: Mapping[str, Any], name: str) -> Any:
+    """A field of config.json, or else of `eagle_config` in it."""
+    nested = hf.get("eagle_config")
+    value = hf.get(name)
+    return nested.get(name) if value is None and isinstance(nested, Mapping) else value

@@ -24,7 +24,10 @@ class Eagle3Proposer(ChainProposer):
 
         def load() -> Drafter:
             has_embedding = source.holds("embed_tokens.weight") or source.is_random
-            kind = partial(Eagle3Drafter, target=target_of(context), has_embedding=has_embedding)
+            norms_heads = source.holds("self_attn.q_norm.weight")
+            kind = partial(
+                Eagle3Drafter, target=target_of(context), has_embedding=has_embedding, norms_heads=norms_heads
+            )
             return load_drafter(kind, source.info, source.build, source.form)
 
         return cls.of(context, reads_layers, load)

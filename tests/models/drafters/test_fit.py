@@ -96,7 +96,6 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
     [
         (lambda: eagle3(num_hidden_layers=2), UnsupportedError, "an EAGLE-3 drafter of 2 layers"),
         (lambda: eagle(num_hidden_layers=2), UnsupportedError, "an EAGLE drafter of 2 layers"),
-        (lambda: eagle3(norm_before_fc=True), UnsupportedError, "norm_before_fc of the drafter's config.json"),
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids="all"), CheckpointError, "'all', no list of layers"),
         (lambda: block(target_layer_ids="all"), CheckpointError, "'all', no list of layers"),
         (lambda: block(mask_token_id=None), CheckpointError, "lacks mask_token_id"),

@@ -78,6 +78,8 @@ def attend(x: torch.Tensor, w: Tensors) -> torch.Tensor:
 
     def heads(name: str, turned: bool) -> torch.Tensor:
         y = F.linear(x, w[f"self_attn.{name}.weight"]).view(count, -1, DIM)
+        weight = w.get(f"self_attn.{name[0]}_norm.weight")
+        y = y if weight is None else norm(y, weight)
         first, second = y.chunk(2, dim=-1)
         return (y * cos + torch.cat((-second, first), dim=-1) * sin) if turned else y
 
@@ -124,7 +126,8 @@ def chained(
 
 
 def eagle3(folder: Path, target: PreTrainedModel, form: str = "original", reads: list[int] | None = None) -> Drafts:
-    """A checkpoint with 97 draft tokens, and its reference."""
+    """A checkpoint with 97 draft tokens, and its reference; `norms`: with every further norm that there is, Qwen3's of
+    queries and keys, too."""
     number, known = target.config.num_hidden_layers, 97
     reads = reads or [2, number // 2, number - 3]
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:known].sort().values
@@ -139,8 +142,15 @@ def eagle3(folder: Path, target: PreTrainedModel, form: str = "original", reads:
         "d2t": ids - torch.arange(known),
         "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, value=True),
     }
+    has_norms = form == "norms"
+    if has_norms:
+        w |= {f"midlayer.self_attn.{name}_norm.weight": 1 + drawn(70 + i, DIM) for i, name in enumerate("qk")}
+        w |= {f"fc_norm.{i}.weight": 1 + drawn(72 + i, SIZE) for i in range(len(reads))}
+        w["input_norm.weight"] = 1 + drawn(80, len(reads) * SIZE)
     stored = dict(w)
     config = {**CONFIG, "draft_vocab_size": known, "eagle_aux_hidden_state_layer_ids": reads}
+    if has_norms:
+        config |= {"fc_norm": True, "norm_output": True, "eagle_config": {"norm_before_fc": True}}
     embedding = target.get_input_embeddings().weight.detach()
     before = form == "speculators"
     if form == "speculators":
@@ -160,14 +170,18 @@ def eagle3(folder: Path, target: PreTrainedModel, form: str = "original", reads:
     def run(following: list[int], features: torch.Tensor) -> torch.Tensor:
         normed = norm(features, mid["hidden_norm.weight"])
         x = torch.cat((norm(embedding[following], mid["input_layernorm.weight"]), normed), dim=-1)
-        return layer(x, normed if before else features, mid)
+        made = layer(x, normed if before else features, mid)
+        return norm(made, w["norm.weight"]) if has_norms else made
 
     def tell(made: torch.Tensor) -> int:
-        return int(ids[(w["lm_head.weight"] @ norm(made, w["norm.weight"])).argmax()])
+        return int(ids[(w["lm_head.weight"] @ (made if has_norms else norm(made, w["norm.weight"]))).argmax()])
 
     def drafts(tokens: list[int], count: int) -> list[int]:
-        states = hidden_states(target, tokens)
-        features = F.linear(torch.cat([states[i] for i in reads], dim=-1), w["fc.weight"])
+        read = [hidden_states(target, tokens)[i] for i in reads]
+        if has_norms:
+            read = [norm(one, w[f"fc_norm.{i}.weight"]) for i, one in enumerate(read)]
+        joined = torch.cat(read, dim=-1)
+        features = F.linear(norm(joined, w["input_norm.weight"]) if has_norms else joined, w["fc.weight"])
         return chained(tokens, count, features, run, tell)
 
     return drafts

@@ -42,6 +42,7 @@ SHAPE: dict[str, Any] = {
 MADE: dict[str, tuple[str, Callable[[Path, PreTrainedModel], Drafts]]] = {
     "eagle3": ("eagle3", drafters.eagle3),
     "eagle3-speculators": ("eagle3", lambda folder, target: drafters.eagle3(folder, target, "speculators", [0, 3, 5])),
+    "eagle3-norms": ("eagle3", lambda folder, target: drafters.eagle3(folder, target, "norms")),
     "eagle": ("eagle", drafters.eagle),
     "eagle-without-bias": ("eagle", lambda folder, target: drafters.eagle(folder, target, has_bias=False)),
     "medusa": ("medusa", drafters.medusa),
