@@ -22,6 +22,7 @@ _SAME = {
     "ngram_gpu": "ngram",
     **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
     **dict.fromkeys(("mimo_mtp", "ernie_mtp", "exaone_moe_mtp", "hy_v3_mtp"), "mtp"),
+    **dict.fromkeys(("nemotron_h_mtp", "longcat_flash_mtp"), "mtp"),
 }  # vLLM's other names of a method
 
 _LIKE_TARGET = "a drafter runs as its target does; leave it out"
