@@ -3,7 +3,8 @@
 
 The product of a few tokens with a gate's weight takes several programs to read the weight in time: each multiplies some
 experts, over a share of K. The program of some tokens that comes last adds the shares up, in a fixed order, and
-chooses. Logits given as they are need the choosing alone.
+chooses. Many tokens' logits are a library's product, and the choosing a launch behind it, whose programs are small;
+logits given as they are need the choosing alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from app.kernels.quick_launch import quick_launch
 
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _TAKEN = tl.constexpr(-(1 << 31))  # less than all keys
+MOST_IN_ONE = 64  # tokens whose product and choice are one launch, but in fp32
 _SPLITS = 4  # of K; the same for any number of tokens (I6)
 
 
@@ -129,11 +131,24 @@ def choose(
     tl.store(p_weights + o, b_weights, mask=m)
 
 
+@triton.jit
+def own_logits(p_rows, p_weight, o_t, m_t, K, stride_rows, BT: tl.constexpr, BK: tl.constexpr):
+    """fp32 [BT]: rows o_t of p_rows [T, K] times the one row p_weight [K]."""
+    b_parts = tl.zeros([BT, BK], dtype=tl.float32)
+    for i_k in range(0, K, BK):
+        o_k = i_k + tl.arange(0, BK)
+        m = m_t[:, None] & (o_k < K)[None, :]
+        b_x = tl.load(p_rows + o_t[:, None].to(tl.int64) * stride_rows + o_k[None, :], mask=m, other=0.0)
+        b_w = tl.load(p_weight + o_k, mask=o_k < K, other=0.0)
+        b_parts += b_x.to(tl.float32) * b_w[None, :].to(tl.float32)
+    return tl.sum(b_parts, 1)
+
+
 @quick_launch
 @triton.jit(do_not_specialize=["T"])
 def gate_kernel(
-    p_x, p_weight, p_bias, p_squares, p_correction, p_slots, p_shares, p_arrived, p_ids, p_weights, T, K, stride_x,
-    eps, scale, jitter,
+    p_x, p_rows, p_weight, p_bias, p_squares, p_correction, p_slots, p_shares, p_arrived, p_ids, p_weights, T, K,
+    stride_x, stride_rows, eps, scale, jitter,
     E: tl.constexpr, OWN: tl.constexpr, G: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, BT: tl.constexpr, BG: tl.constexpr,
     BS: tl.constexpr, KEEP: tl.constexpr, TOP2: tl.constexpr, TOP: tl.constexpr, BTOP: tl.constexpr,
@@ -141,8 +156,8 @@ def gate_kernel(
     WEIGHTS: tl.constexpr, TYPE: tl.constexpr, PRODUCT: tl.constexpr, ROUNDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of E * SPLITS, tiles of T). PRODUCT: x [T, K] times p_weight [E + OWN, K], whose shares of K are
-    summed by the last program of a tile of T; else x [T, E + OWN] are logits. p_arrived [tiles of T] is zero before and
-    after."""
+    summed by the last program of a tile of T; else x [T, E + OWN] are logits, or [T, E] and p_weight [K] times p_rows
+    [T, K] are the shared ones'. p_arrived [tiles of T] is zero before and after."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i_t = tl.program_id(1)
@@ -192,20 +207,23 @@ def gate_kernel(
                 b_own = tl.load(p_shares + o_own, mask=m_t, other=0.0, cache_modifier=".cg")
                 for k in tl.static_range(1, SPLITS):
                     b_own += tl.load(p_shares + k * size + o_own, mask=m_t, other=0.0, cache_modifier=".cg")
-            if p_squares is not None:
-                o_p = tl.arange(0, BP)[None, :]
-                b_squares = tl.load(p_squares + o_t[:, None] * P + o_p, mask=m_t[:, None] & (o_p < P), other=0.0)
-                b_factor = tl.rsqrt(tl.sum(b_squares, 1) / K + eps)
-                b_logits *= b_factor[:, None]
-                if OWN:
-                    b_own *= b_factor
-            if p_bias is not None:
-                b_logits += tl.load(p_bias + o_e, mask=m_e, other=0.0).to(tl.float32)
         else:
             p_logits = p_x + o_t[:, None].to(tl.int64) * stride_x + o_e
             b_logits = tl.load(p_logits, mask=m, other=0.0).to(tl.float32)
             if OWN:
-                b_own = tl.load(p_x + o_t.to(tl.int64) * stride_x + E, mask=m_t, other=0.0).to(tl.float32)
+                if p_rows is not None:
+                    b_own = own_logits(p_rows, p_weight, o_t, m_t, K, stride_rows, BT, BK)
+                else:
+                    b_own = tl.load(p_x + o_t.to(tl.int64) * stride_x + E, mask=m_t, other=0.0).to(tl.float32)
+        if p_squares is not None:
+            o_p = tl.arange(0, BP)[None, :]
+            b_squares = tl.load(p_squares + o_t[:, None] * P + o_p, mask=m_t[:, None] & (o_p < P), other=0.0)
+            b_factor = tl.rsqrt(tl.sum(b_squares, 1) / K + eps)
+            b_logits *= b_factor[:, None]
+            if OWN:
+                b_own *= b_factor
+        if p_bias is not None:
+            b_logits += tl.load(p_bias + o_e, mask=m_e, other=0.0).to(tl.float32)
         choose(
             b_logits, b_own, o_e, m_e, p_correction, p_slots, p_ids, p_weights, o_t, m_t, scale, jitter, E, G, BT, BG,
             BS, KEEP, TOP2, TOP, BTOP, SHARED, SCORING, RENORMALIZE, LOGITS, WEIGHTS,
@@ -238,6 +256,8 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
     return GateTile(32, 128, 128, 2 if num_tokens <= 4096 else 1, 4, 3)
 
 
+_CHOICE = GateTile(4, 16, 512, 1, 1, 1)  # of logits that are there: small programs choose soonest
+
 _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -259,18 +279,25 @@ def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
 def _launch(
     given: Activations, weight: torch.Tensor | None, bias: torch.Tensor | None, num_experts: int,
     rule: RoutingRule, correction: torch.Tensor | None, slot_mapping: torch.Tensor | None,
-    tile: GateTile,
+    tile: GateTile, logits: torch.Tensor | None = None,
 ) -> Routing:  # fmt: skip
+    """`logits` [T, E]: the product, but for that of the shared ones' row; without a weight they are `given`."""
     x, squares, eps = (given.rows, given.squares, given.eps) if isinstance(given, DeferredNorm) else (given, None, 0.0)
     num_tokens, device = x.shape[0], x.device
     ids = torch.empty(num_tokens, rule.num_chosen, dtype=torch.int32, device=device)
     weights = torch.empty(num_tokens, rule.num_chosen, dtype=torch.float32, device=device)
     shares = arrived = None
     columns = 1
+    read, own, is_product = x, None, weight is not None and logits is None
     if weight is not None:
         assert weight.is_contiguous()
+    if logits is not None and weight is not None:
+        read = logits
+        own, weight = (x, weight[num_experts:]) if rule.gates_shared else (None, None)
+    if is_product:
         columns = cdiv(num_experts, tile.experts) * tile.splits
-        shares = torch.empty(tile.splits, num_tokens, len(weight), dtype=torch.float32, device=device)
+        size = num_experts + rule.gates_shared
+        shares = torch.empty(tile.splits, num_tokens, size, dtype=torch.float32, device=device)
         arrived = arrival_counters(device)
     assert x.stride(1) == 1, "rows must be contiguous"
     is_wide = torch.float32 in (x.dtype, x.dtype if weight is None else weight.dtype)
@@ -282,10 +309,11 @@ def _launch(
         height = tile.tokens if is_fixed else min(tile.tokens, next_power_of_2(num_tokens))
         at_once = min(height, most)
         gate_kernel[(columns, cdiv(num_tokens, tile.tokens))](
-            x, weight, bias, squares, correction, slot_mapping, shares, arrived, ids, weights, num_tokens, x.shape[1],
-            x.stride(0), eps, P=num_squares, BP=next_power_of_2(num_squares), BM=tile.tokens, BN=tile.experts,
-            BK=tile.depth, SPLITS=tile.splits, BT=at_once, ROUNDS=height // at_once,
-            TYPE=tl.float32 if is_wide else _TYPES[x.dtype], PRODUCT=weight is not None,
+            read, own, weight, bias, squares, correction, slot_mapping, shares, arrived, ids, weights, num_tokens,
+            x.shape[1], read.stride(0), x.stride(0), eps,
+            P=num_squares, BP=next_power_of_2(num_squares), BM=tile.tokens, BN=tile.experts, BK=tile.depth,
+            SPLITS=tile.splits, BT=at_once, ROUNDS=height // at_once,
+            TYPE=tl.float32 if is_wide else _TYPES[x.dtype], PRODUCT=is_product,
             num_warps=tile.num_warps, num_stages=tile.num_stages, **_rule_arguments(rule, num_experts),
             **early_launch(device),
         )  # fmt: skip
@@ -316,7 +344,17 @@ def gate(
     tile: GateTile | None = None,
 ) -> Routing:
     """The same as `reference.gate`."""
-    rows = x.rows if isinstance(x, DeferredNorm) else x
+    rows, num_experts = x.rows if isinstance(x, DeferredNorm) else x, len(weight) - rule.gates_shared
     wide = torch.float32 if torch.float32 in (rows.dtype, weight.dtype) else rows.dtype
+    logits = None
+    if tile is None and len(rows) > MOST_IN_ONE and wide != torch.float32 and rows.dtype == weight.dtype:
+        tile, logits = _CHOICE, product_logits(rows, weight[:num_experts])
     tile = tile or gate_tile(len(rows), wide)
-    return _launch(x, weight, bias, len(weight) - rule.gates_shared, rule, correction, slot_mapping, tile)
+    return _launch(x, weight, bias, num_experts, rule, correction, slot_mapping, tile, logits)
+
+
+def product_logits(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """fp32 [T, E], by a library: rows [T, K] times weight [E, K], transposed."""
+    if rows.is_cuda:
+        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    return rows.float() @ weight.float().t()

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import DeferredNorm, materialize
-from app.kernels.moe import AddToRows, Routing, RoutingRule, reference, triton_ops
+from app.kernels.moe import AddToRows, Routing, RoutingRule, reference, triton_gate, triton_ops
 from app.kernels.moe.tiles import LayerTiles, layer_tiles
-from app.kernels.moe.triton_gate import GateTile, gate, route
+from app.kernels.moe.triton_gate import MOST_IN_ONE, GateTile, gate, route
 from app.kernels.moe.triton_grouped import GroupedTile
 from app.kernels.moe.triton_slots import to_slots
 from app.kernels.moe.triton_sort import sort_pairs
@@ -221,8 +221,9 @@ def test_route_takes_the_lowest_of_equals_skips_pad_rows_and_bears_nan() -> None
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 48), (3, 300), (33, 130)])
-def test_gate(num_tokens: int, size: int, dtype: torch.dtype) -> None:
-    """Several programs for a tile of tokens, which the last one ends; K that no tile divides."""
+def test_gate(num_tokens: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several programs for a tile of tokens, which the last one ends; K that no tile divides; the product a launch of
+    its own, as where tokens are many."""
     torch.manual_seed(num_tokens)
     x, weight, bias = torch.randn(num_tokens, size), torch.randn(20, size) / size**0.5, torch.randn(20)
     x, weight, rule = x.to(dtype), weight.to(dtype), RULES["mixtral"]
@@ -232,7 +233,8 @@ def test_gate(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     deferred = DeferredNorm((x.float() * norm).to(dtype).to(DEVICE), squares.to(DEVICE), EPS)
     scaled = deferred.rows.double().cpu() * (x.double().square().mean(1, keepdim=True) + EPS).rsqrt()
     for rows, true_rows in ((x.to(DEVICE), x.double()), (deferred, scaled)):
-        for tile in (None, GateTile(16, 16, 16, 1, 4, 2)):
+        for most, tile in ((MOST_IN_ONE, None), (0, None), (MOST_IN_ONE, GateTile(16, 16, 16, 1, 4, 2))):
+            monkeypatch.setattr(triton_gate, "MOST_IN_ONE", most)
             found = gate(rows, weight.to(DEVICE), bias.to(DEVICE), rule, tile=tile)
             true_ids, true_weights = true_routing(F.linear(true_rows, weight.double(), bias.double()), rule)
             assert found.ids.tolist() == true_ids
