@@ -21,7 +21,6 @@ from app.kernels.quick_launch import quick_launch
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
 _COUNTS = 64  # programs' counts that are added up at a time
 _IDS = 1024  # ids that are counted at a time
-_TILES = 16  # that a program describes at a time
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,9 +50,9 @@ def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.const
 @triton.jit(do_not_specialize=["num_pairs", "MOST_TILES", "tile_rows"])
 def place_pairs_kernel(
     p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES, tile_rows,
-    E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, BT: tl.constexpr, EARLY: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,): each places OWN pairs, and describes BT tiles at a time. Without p_counts it counts READ ids at
+    """Grid (programs,): each places OWN pairs, and describes some tiles. Without p_counts it counts READ ids at
     a time; p_first [programs, BE] is for itself. BE > E: pairs routed nowhere come last."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -80,17 +79,11 @@ def place_pairs_kernel(
     # Its share of the tiles.
     b_tiles = (b_all + tile_rows - 1) // tile_rows
     b_end = tl.cumsum(b_tiles, 0)
-    for start in range(i * BT, MOST_TILES, tl.num_programs(0) * BT):
-        o_t = start + tl.arange(0, BT)
-        b_expert = tl.sum((b_end[None, :] <= o_t[:, None]).to(tl.int32), 1)
-        m_mine = o_e[None, :] == b_expert[:, None]
-        b_skip = (o_t - tl.sum(tl.where(m_mine, (b_end - b_tiles)[None, :], 0), 1)) * tile_rows
-        b_count = tl.sum(tl.where(m_mine, b_all[None, :], 0), 1)
-        b_start = tl.sum(tl.where(m_mine, b_first[None, :], 0), 1)
-        m_t = (o_t < MOST_TILES) & (b_expert < E)
-        tl.store(p_tiles + o_t, b_expert, mask=m_t)
-        tl.store(p_tiles + MOST_TILES + o_t, b_start + b_skip, mask=m_t)
-        tl.store(p_tiles + 2 * MOST_TILES + o_t, tl.minimum(b_count - b_skip, tile_rows), mask=m_t)
+    for j in range(i, tl.max(b_tiles, 0), tl.num_programs(0)):  # the j-th tile of every expert that has one
+        o_t, m_t = b_end - b_tiles + j, j < b_tiles
+        tl.store(p_tiles + o_t, o_e, mask=m_t)
+        tl.store(p_tiles + MOST_TILES + o_t, b_first + j * tile_rows, mask=m_t)
+        tl.store(p_tiles + 2 * MOST_TILES + o_t, tl.minimum(b_all - j * tile_rows, tile_rows), mask=m_t)
     if i == 0:
         tl.store(p_num_tiles, tl.sum(b_tiles, 0))
     # Its pairs: after those before it, a pair comes where the program's own of the same expert leave it.
@@ -128,6 +121,6 @@ def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int, most_at_once
         )  # fmt: skip
     place_pairs_kernel[(programs,)](
         ids, counts, first, order, tiles, num_tiles, num_pairs, most, tile_rows, E=num_experts, BE=width, OWN=own,
-        READ=_COUNTS if is_large else _IDS, BT=_TILES, num_warps=8, **early_launch(device),
+        READ=_COUNTS if is_large else _IDS, num_warps=8, **early_launch(device),
     )  # fmt: skip
     return SortedPairs(order, tiles, num_tiles, tile_rows)
