@@ -12,6 +12,7 @@ from torch import nn
 
 from app.checkpoints.tensors.leaf import Share
 from app.distributed.parallel_groups import RankGroup
+from app.errors import UnsupportedError
 from app.kernels.gemm import LINEAR_OPS
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
@@ -75,8 +76,10 @@ class ReplicatedLinear(AdaptedLayer):
 
     def store(self, methods: Mapping[str, QuantMethod]) -> None:
         """See QuantizedLayer."""
-        self.stored.remove()
         method = methods[next(iter(self.output_shares))]
+        if any(other != method for other in methods.values()):
+            raise UnsupportedError(f"{', '.join(methods)} are stored unlike", param="model")
+        self.stored.remove()
         self.stored = StoredWeight(self, method, self.output_shares, self.input_share, self.dtype)
 
     def pack(self) -> None:

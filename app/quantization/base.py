@@ -134,6 +134,12 @@ class QuantMethod:
         """True if the other one's tensors could lie in the same parameters, each to be unpacked by its own method."""
         return self == other or (type(self) is type(other) and self.leaves(dtype) == other.leaves(dtype))
 
+    @property
+    def is_uniform(self) -> bool:
+        """True if weights of one size always become tensors of the same sizes, which mean the same: so a further one
+        may lie among a layer's experts."""
+        return False
+
     def unpack(self, stored: Mapping[str, torch.Tensor], shares: WeightShares) -> WeightForm:
         """The leaves, once they are loaded, as numbers in rows and columns: those of this rank alone, none packed into
         others. Here what `pack` makes."""

@@ -32,6 +32,11 @@ class Fp8Checkpoint(QuantMethod):
         """The same conditions as for fp8 that is made while loading."""
         check_fp8("an fp8 checkpoint", "take one that is not quantized", device, dtype)
 
+    @property
+    def is_uniform(self) -> bool:
+        """See QuantMethod: blocks have a scale each, wherever they lie."""
+        return self.block is not None
+
     def method_of(self, module: StoredModule) -> QuantMethod | None:
         """Decides by what lies there; without a checkpoint, by the names of modules left as they were."""
         if module.tensors is None:

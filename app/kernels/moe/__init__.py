@@ -110,6 +110,7 @@ class ExpertWeights:
     gate_up_bias: torch.Tensor | None = None  # [E, 2 I], or as many
     down_bias: torch.Tensor | None = None  # [E, C]
     weighs_input: bool = False  # a routing weight multiplies what its expert reads, not what it gives (Llama 4)
+    num_shared: int = 0  # of the last experts: every token goes to them
 
 
 class AddToRows(Protocol):

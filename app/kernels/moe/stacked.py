@@ -29,8 +29,16 @@ class StackedExperts:
 
     def dequantize(self, expert: int) -> torch.Tensor:
         """See PackedExperts."""
-        one: Any = _mapped(lambda tensors: tensors[0][expert], [self.packed])
-        return cast("torch.Tensor", one.dequantize())
+        return cast("torch.Tensor", self.one(expert).dequantize())
+
+    def one(self, expert: int) -> Any:
+        """Its weight alone, in the same memory."""
+        return _mapped(lambda tensors: tensors[0][expert], [self.packed])
+
+    def put(self, expert: int, weight: PackedWeight) -> None:
+        """Another weight, packed alike, in its place."""
+        for tensor, new in zip(self.tensors, _tensors(weight), strict=True):
+            tensor[expert].copy_(new)
 
 
 def is_stackable(packed: PackedWeight | None) -> TypeGuard[PackedWeight]:

@@ -62,9 +62,13 @@ WIDE = LayerTiles(
 # The same for weights of few bits, whose depth is their own; with more rows they are unpacked first. The numbers of
 # STORED_FEW are for codes of 4 bits, which come straight to registers, and of 8.
 MOST_FEW_ROWS = 6  # pairs for each expert: experts differ, and few have more than the eight rows of a tile
+_FEW_ROWS = 8
 STORED_FEW = {
-    4: (GroupedTile(8, 32, 128, 4, 3, ahead=2, registers=128), GroupedTile(8, 64, 128, 4, 3, ahead=2, registers=128)),
-    8: (GroupedTile(8, 32, 128, 4, 3), GroupedTile(8, 64, 128, 4, 3)),
+    4: (
+        GroupedTile(_FEW_ROWS, 32, 128, 4, 3, ahead=2, registers=128),
+        GroupedTile(_FEW_ROWS, 64, 128, 4, 3, ahead=2, registers=128),
+    ),
+    8: (GroupedTile(_FEW_ROWS, 32, 128, 4, 3), GroupedTile(_FEW_ROWS, 64, 128, 4, 3)),
 }
 # Up to so many pairs for each expert tiles of 16 rows are enough for most, and scaling their sums takes less time than
 # scaling weights.
@@ -124,7 +128,9 @@ def stored_layer_tiles(ids: torch.Tensor, weights: ExpertWeights, dtype: torch.d
     if dtype == torch.float32:
         return EXACT
     most_few = min(MOST_SCANNED, MOST_FEW_ROWS * num_experts)
-    if gate_up is not None and down is not None and next_power_of_2(num_pairs) <= most_few:
+    # An expert that every token goes to has more rows than such a tile.
+    has_long = weights.num_shared > 0 and len(ids) > _FEW_ROWS
+    if gate_up is not None and down is not None and next_power_of_2(num_pairs) <= most_few and not has_long:
         tiles = STORED_FEW[bits_of(gate_up.form)][0], STORED_FEW[bits_of(down.form)][1]
         widths = gate_up.words.shape[1] // 2, down.words.shape[1]
         tiles = _split(tiles[0], gate_up, widths[0], ids), _split(tiles[1], down, widths[1], ids)

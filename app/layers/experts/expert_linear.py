@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ class ExpertLinear(AdaptedLayer):
         spare: int = 0,
     ) -> None:
         """`outputs`: this rank's shares of an expert's parts, by their names in the checkpoint; `spare`: slots behind
-        those of experts, for plain weights that somebody else puts there."""
+        those of experts, for weights that somebody else puts there."""
         super().__init__()
         self.share, self.dtype, self.device, self.ops = share, ctx.dtype, ctx.device, ctx.kernels(MOE_OPS)
         self.tp = ctx.groups.tp
@@ -54,6 +55,7 @@ class ExpertLinear(AdaptedLayer):
         size = sum(one.size for one in outputs.values())
         self.bias = Weight(torch.empty(len(self.slots), size, dtype=ctx.dtype), spec) if bias else None
         self.packed: StackedExperts | torch.Tensor | None = None  # None: the parameter, as it is
+        self._held: PackedWeight | None = None  # of the spare slot, until the others are packed
         self.is_streamed = False
 
     @property
@@ -152,9 +154,26 @@ class ExpertLinear(AdaptedLayer):
         packed = [self._packed(forms) for forms in each]
         if all(isinstance(one, UnpackedWeight) for one in packed) and len(self.stored) == 1 and self.stored[0].is_plain:
             return
-        self.packed = stack_experts(packed, self.dtype, self.ops)
+        packed += [self._spare() or packed[0]] * self.spare  # the place of what comes later
+        self.packed, self._held = stack_experts(packed, self.dtype, self.ops), None
         for weight in self.stored:
             weight.drop()
+
+    def put_spare(self, form: WeightForm) -> None:
+        """Take in the weight of the one slot behind the experts', which is stored as theirs are."""
+        weight = self._packed([form])
+        if isinstance(self.packed, StackedExperts):
+            self.packed.put(len(self.slots), weight)
+        elif self.packed is not None:
+            self.packed[-1].copy_(cast("Any", weight).dequantize())
+        else:
+            self._held = weight
+
+    def _spare(self) -> PackedWeight | None:
+        """What came for that slot before the experts were packed, or since they were the last time."""
+        if isinstance(self.packed, StackedExperts):
+            return cast("PackedWeight", self.packed.one(len(self.slots)))
+        return self._held if self.packed is None else UnpackedWeight(self.packed[-1])
 
     def _packed(self, forms: Sequence[WeightForm]) -> PackedWeight:
         """One expert's weight [N, K], of parts that were stored apart."""

@@ -3,6 +3,8 @@ a few of them, and through what all tokens share."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from app.errors import UnsupportedError
@@ -33,6 +35,7 @@ class Experts(Layer):
         s = settings
         share = ExpertShare.of(ctx, s.num_experts, s.intermediate_size)
         self.activation, self.weighs_input = s.activation or _glu(hidden_act), s.weighs_input
+        self.num_shared = spare
         has_gate = self.activation.has_gate
         self.gate_up_proj = gate_up(ctx, share, hidden_size, s.intermediate_size, s.bias, spare, has_gate=has_gate)
         self.down_proj = down(ctx, share, hidden_size, s.intermediate_size, s.bias, spare)
@@ -51,6 +54,7 @@ class Experts(Layer):
             gate_up_bias=self.gate_up_proj.bias,
             down_bias=self.down_proj.bias,
             weighs_input=self.weighs_input,
+            num_shared=self.num_shared,
         )
         first, second = self.gate_up_proj.pair_delta, self.down_proj.pair_delta
         if first is not None and second is not None and first.is_wanted:
@@ -89,18 +93,21 @@ class ExpertMLP(Layer):
         self.shared_experts: SharedExperts | PlainSharedExperts | SharedAmongExperts | None = None
         if num_shared:
             places = self.experts.gate_up_proj, self.experts.down_proj
-            self.shared_experts = SharedAmongExperts(ctx, hidden_size, s.shared_size, *places)
+            self.shared_experts = SharedAmongExperts(ctx, hidden_size, s.shared_size, hidden_act, *places)
         elif s.shared_size:
             kind = SharedExperts if self.experts.activation.has_gate else PlainSharedExperts
             self.shared_experts = kind(ctx, hidden_size, s.shared_size, hidden_act)
         is_gated = s.gates_shared and not num_shared  # else by a row of the gate
         self.shared_expert_gate = ReplicatedLinear(ctx, hidden_size, 1, bias=False) if is_gated else None
+        self.gates_shared = s.gates_shared
         self.num_experts, self.num_identity = s.num_experts, s.num_identity
         self.tp = ctx.groups.tp
         self.linear, self.sigmoid = ctx.kernels(LINEAR_OPS).linear, ctx.kernels(FUSED_OPS).sigmoid
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it."""
+        if self._is_apart and self.gate.rule.num_shared:
+            self.gate.leave_shared()
         routing, kept = self.gate.choose(x, ctx), None
         if self.num_identity:
             routing, kept = without_identity(routing, self.num_experts)
@@ -114,10 +121,17 @@ class ExpertMLP(Layer):
             return epilogue.after_all_reduce(self.tp, rows.materialize())
         return epilogue.after_experts(rows)
 
+    @cached_property
+    def _is_apart(self) -> bool:
+        """True if what tokens share is computed beside the experts."""
+        among = isinstance(self.shared_experts, SharedAmongExperts) and self.shared_experts.is_among
+        return self.shared_experts is not None and not among
+
     def _shared(self, x: Activations) -> torch.Tensor | None:
-        if self.shared_experts is None or isinstance(self.shared_experts, SharedAmongExperts):
+        if self.shared_experts is None or not self._is_apart:
             return None
         shared: torch.Tensor = self.shared_experts(x, PLAIN)
-        if self.shared_expert_gate is None:
+        if not self.gates_shared:
             return shared
-        return self.sigmoid(self.linear(x, self.shared_expert_gate.multiplier, None)) * shared
+        gate = self.gate.of_shared if self.shared_expert_gate is None else self.shared_expert_gate.multiplier
+        return self.sigmoid(self.linear(x, gate, None)) * shared

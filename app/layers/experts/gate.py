@@ -30,13 +30,24 @@ class Gate(ReplicatedLinear):
             Weight(torch.empty(num_experts, dtype=torch.float32), REPLICATED) if settings.corrects else None
         )
         self.rule = replace(settings.rule_in(ctx.dtype), num_shared=num_shared, gates_shared=gates_shared)
+        self.num_experts, self.is_cut = num_experts, False
         self.ops = ctx.kernels(MOE_OPS)
+
+    @property
+    def of_shared(self) -> torch.Tensor:
+        """The rows of its weight behind those of experts that are chosen from, [1 or 0, C]."""
+        return self.multiplier[self.num_experts :]
+
+    def leave_shared(self) -> None:
+        """Choose without the shared experts, which are no experts among the others."""
+        self.is_cut = self.rule.gates_shared
+        self.rule = replace(self.rule, num_shared=0, gates_shared=False)
 
     def choose(self, x: Activations, ctx: ForwardContext) -> Routing:
         """x [T, C] -> experts [T, K] and their weights; padding goes to none."""
         return self.ops.gate(
             x,
-            self.multiplier,
+            self.multiplier[: self.num_experts] if self.is_cut else self.multiplier,
             self.bias,
             self.rule,
             correction=self.e_score_correction_bias,

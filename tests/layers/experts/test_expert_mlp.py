@@ -23,6 +23,9 @@ from app.layers.norm import RMSNorm
 from app.layers.quantized_layer import QuantizedLayer
 from app.layers.weight import ShapeMismatch
 from app.loading.load_formats.base import targets
+from app.quantization.fp8_checkpoint import Fp8Checkpoint
+from app.quantization.plain import PLAIN_METHOD
+from app.quantization.stored_fp8 import StoredFp8
 from app.worker.attention.backend import select_attention
 from tests.layers.test_tensor_parallel_shares import Recorded
 
@@ -127,6 +130,51 @@ def test_what_tokens_share_is_computed_among_the_experts(judge: Any, size: int, 
     own = judge.shared_expert_gate(x).sigmoid() if gates_shared else 1.0
     expected = judge.experts(x, ids, weights) + own * judge.shared_expert(x)
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
+
+
+def in_blocks(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A weight in e4m3, and what each block of 4 x 4 is multiplied by."""
+    blocks = weight.unflatten(0, (-1, 4)).unflatten(2, (-1, 4))
+    scale = blocks.abs().amax((1, 3)) / 448
+    spread = scale.repeat_interleave(4, 0).repeat_interleave(4, 1)
+    return {"weight": (weight / spread).to(torch.float8_e4m3fn), "weight_scale_inv": scale}
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+@pytest.mark.parametrize("order", [1, -1])
+@torch.inference_mode()
+def test_what_tokens_share_lies_among_experts_that_are_stored_alike(judge: Any, is_alike: bool, order: int) -> None:
+    """In fp8 blocks; else it is a layer of its own. Layers are packed in any order."""
+    fp8 = StoredFp8(torch.float32, (4, 4), "weight_scale_inv")
+    x, tensors = torch.randn(9, C), stored(judge)
+    for name in ("gate_proj.weight", "up_proj.weight", "down_proj.weight"):  # as wide as an expert
+        whole = tensors[f"shared_experts.{name}"]
+        tensors[f"shared_experts.{name}"] = whole[:, :W] if "down" in name else whole[:W]
+    quantized, true = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if "experts." in name and (is_alike or "shared" not in name):
+            stem = name.removesuffix(".weight")
+            found = in_blocks(tensor)
+            quantized |= {f"{stem}.{leaf}": one for leaf, one in found.items()}
+            spread = found["weight_scale_inv"].repeat_interleave(4, 0).repeat_interleave(4, 1)
+            true[name] = found["weight"].float() * spread
+    ctx = replace(context(), quantization=Fp8Checkpoint((4, 4), False, ()))
+    layer = ExpertMLP(ctx, C, "silu", replace(SETTINGS, shared_size=W))
+    for name, module in layer.named_modules():
+        if isinstance(module, QuantizedLayer):
+            is_fp8 = "gate" not in name.split(".") and name != "gate" and (is_alike or "shared" not in name)
+            module.store(dict.fromkeys(module.quantized_parts, fp8 if is_fp8 else PLAIN_METHOD))
+    for name, (weight, part) in targets(layer).items():
+        weight.weight_loader(Recorded(quantized[name.removeprefix(".")]), part)
+    modules = [module for module in layer.modules() if isinstance(module, QuantizedLayer)]
+    for module in modules[::order]:
+        module.pack()
+    plain, _ = filled(context(), true, replace(SETTINGS, shared_size=W))
+    expected = plain(x, PLAIN, step([5] * 9))
+    found = layer(x, PLAIN, step([5] * 9))
+    assert cast("SharedAmongExperts", layer.shared_experts).is_among == is_alike
+    assert (E in layer.gate.choose(x, step([5] * 9)).ids[0].tolist()) == is_alike
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
 @torch.inference_mode()
