@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep
 from app.kernels.recurrent.reference import UNIT_EPS
@@ -24,7 +24,7 @@ from app.kernels.recurrent.triton_gated_norm import write_gated_norm
 from app.kernels.recurrent.triton_math import softplus
 
 _LEAST_DOT = 16  # of each side of a product
-_VALUES = 64  # of a head that a program takes through the chunks
+_VALUES, _FEW_VALUES = 64, 32  # of a head that a program takes through the chunks; where programs are few
 CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
 
 
@@ -178,7 +178,9 @@ def delta_chunks(
         **sizes, BV=value_tile, L=CHUNK, LEVELS=CHUNK.bit_length() - 1, EPS=UNIT_EPS,
         SOLVED=tl.float32 if is_exact else tl.float16, PRECISION=precision, num_warps=CHUNK_WARPS,
     )  # fmt: skip
-    tile = min(value_tile, _VALUES)
+    programs = step.num_long * h.num_values * cdiv(h.value_dim, _VALUES)
+    is_few = not is_exact and 2 * programs <= multiprocessors(mixed.device)  # in fp32 the same for all (I6)
+    tile = min(value_tile, _FEW_VALUES if is_few else _VALUES)
     delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](
         mixed, read, new, pairs, factors, states, step.starts, step.sources, step.slots, raw, base, num_tokens,
         step.num_short, mixed.stride(0),

@@ -17,6 +17,7 @@ from app.kernels.recurrent.triton_delta_chunks import delta_chunks
 from app.kernels.recurrent.triton_math import softplus
 
 STEP_NUMBERS, STEP_WARPS = 4096, 4  # of a state that a program works on at a time
+ALONE_NUMBERS = 16384  # the same where there is one request, and all it waits for is one program
 
 
 @quick_launch
@@ -112,11 +113,13 @@ def _few_tokens(
     out: torch.Tensor,
 ) -> None:
     key_tile, value_tile = next_power_of_2(heads.key_dim), next_power_of_2(heads.value_dim)
+    is_alone = step.num_short == 1 and mixed.dtype != torch.float32  # in fp32 the same for any number (I6)
+    numbers = ALONE_NUMBERS if is_alone else STEP_NUMBERS
     delta_step_kernel[(step.num_short, heads.num_values)](
         mixed, gates.a, gates.b, gates.a_log, gates.dt_bias, norm.gate, norm.weight, states,
         step.starts, step.counts, step.sources, step.slots, out,
         mixed.stride(0), gates.a.stride(0), gates.b.stride(0), norm.gate.stride(0), heads.key_dim**-0.5,
         gates.rate_scale, norm.eps,
         HK=heads.num_keys, HV=heads.num_values, DK=heads.key_dim, DV=heads.value_dim, BK=key_tile, BV=value_tile,
-        ROWS=min(value_tile, max(1, STEP_NUMBERS // key_tile)), LEN=step.short_len, EPS=UNIT_EPS, num_warps=STEP_WARPS,
+        ROWS=min(value_tile, max(1, numbers // key_tile)), LEN=step.short_len, EPS=UNIT_EPS, num_warps=STEP_WARPS,
     )  # fmt: skip
