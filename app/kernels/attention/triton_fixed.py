@@ -54,12 +54,12 @@ def fold(b_total, b_sum, b_max, b_acc, b_part_sum, b_part_max):
 @quick_launch
 @triton.jit(do_not_specialize=["window", "first_request", "shares", "num_splits", "stride_table"])
 def fixed_attention_kernel(
-    p_q, p_cache, p_out, p_partial, p_sums, p_maxima, p_tables, p_query_start_loc, p_seq_lens, scale, window,
-    first_request, shares, num_splits, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    p_q, p_cache, p_out, p_partial, p_sums, p_maxima, p_tables, p_query_start_loc, p_seq_lens, scale, soft_cap,
+    window, first_request, shares, num_splits, stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_value, stride_head, stride_slot, stride_table,
     G: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, SPLIT: tl.constexpr, USE_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    BD: tl.constexpr, SPLIT: tl.constexpr, USE_WINDOW: tl.constexpr, USE_CAP: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of the longest query, Hkv, requests from first_request on * shares). With p_out a program attends all
     splits; else one in `shares`, and leaves what each gave: p_partial fp32 [T, HQ, num_splits, D], p_sums and p_maxima
@@ -105,13 +105,15 @@ def fixed_attention_kernel(
             middle = tl.minimum(tl.maximum((first_pos + 1) // BN * BN, begin), end // BN * BN)
             for i_n in range(begin, middle, BN):
                 b_acc, b_part_sum, b_part_max = attend_tile(
-                    b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, 1.0, window, None,
-                    None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, False, PRECISION,
+                    b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+                    None, None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, False, False, USE_CAP,
+                    PRECISION,
                 )  # fmt: skip
         for i_n in range(middle, end, BN):
             b_acc, b_part_sum, b_part_max = attend_tile(
-                b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, 1.0, window, None,
-                None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, False, PRECISION,
+                b_q, b_acc, b_part_sum, b_part_max, p_head, p_table, i_n, lo, hi, o_pos, scale, soft_cap, window,
+                None, None, 0, stride_block, stride_value, stride_slot, D, S, BN, BD, True, USE_WINDOW, USE_CAP,
+                PRECISION,
             )  # fmt: skip
         if p_out is not None:
             b_total, b_sum, b_max = fold(b_total, b_sum, b_max, b_acc, b_part_sum, b_part_max)
@@ -201,11 +203,11 @@ def paged_attention(
     """Attention of query [T, Hq, D] over kv_cache [B, 2, Hkv, S, D]; arguments as in `naive_paged_attention`."""
     plan = meta.plan
     assert isinstance(plan, FixedPlan), "call prepare(meta, ...) before the first layer"
-    assert (soft_cap, kv_scales, bias) == (None, None, None), "it serves none of these (OPS.features)"
+    assert (kv_scales, bias) == (None, None), "it serves none of these (OPS.features)"
     assert query.stride(2) == kv_cache.stride(4) == 1, "head vectors must be contiguous"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_kv_heads, num_requests = kv_cache.shape[2], meta.seq_lens.shape[0]
-    options = AttentionOptions(scale, sliding_window)
+    options = AttentionOptions(scale, sliding_window, soft_cap)
     if plan.num_few > 0:
         shares = max(1, min(plan.num_splits, _FEW_PROGRAMS // (plan.num_few * num_kv_heads)))
         few = _Part(slice(0, plan.num_few), plan.longest_few, FEW_ROWS, plan.few_tokens, shares)
@@ -252,11 +254,11 @@ def _attend(
     grid = (cdiv(part.longest, num_rows // group), num_kv_heads, num_requests * part.shares)
     fixed_attention_kernel[grid](
         query, kv_cache, out if partial is None else None, partial, sums, maxima, meta.block_table,
-        meta.query_start_loc, meta.seq_lens, options.scale, window or 0, part.requests.start, part.shares, num_splits,
-        query.stride(0), query.stride(1), out.stride(0), out.stride(1), *kv_cache.stride()[:4],
+        meta.query_start_loc, meta.seq_lens, options.scale, options.soft_cap or 1.0, window or 0, part.requests.start,
+        part.shares, num_splits, query.stride(0), query.stride(1), out.stride(0), out.stride(1), *kv_cache.stride()[:4],
         meta.block_table.stride(0), G=group, S=block_size, BM=num_rows, BN=KEYS,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", num_warps=part.tile.num_warps, num_stages=2,
-        **sizes,
+        USE_CAP=options.soft_cap is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=part.tile.num_warps, num_stages=2, **sizes,
     )  # fmt: skip
     if partial is not None:
         fold_splits_kernel[(part.longest, num_heads, num_requests)](
@@ -270,7 +272,7 @@ OPS = AttentionOps(
     write_kv=write_kv,
     paged_attention=paged_attention,
     is_capturable=True,
-    features=frozenset({"sliding_window"}),
+    features=frozenset({"sliding_window", "soft_cap"}),
     is_exact=True,
     name="triton_exact",
 )

@@ -19,19 +19,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 
 
 def attend(
-    batch: Batch, query: torch.Tensor, meta: AttentionMetadata, *, sliding_window: int | None = None
+    batch: Batch, query: torch.Tensor, meta: AttentionMetadata, window: int | None, soft_cap: float | None
 ) -> torch.Tensor:
     _, _, num_kv_heads, block_size, head_dim = batch.kv_cache.shape
     sizes = {"num_kv_heads": num_kv_heads, "block_size": block_size, "head_dim": head_dim}
     OPS.prepare(meta, num_heads=query.shape[1], **sizes)
-    return OPS.paged_attention(query, batch.kv_cache, meta, scale=0.2, sliding_window=sliding_window)
+    return OPS.paged_attention(query, batch.kv_cache, meta, scale=0.2, sliding_window=window, soft_cap=soft_cap)
 
 
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (40, None), (None, 3.0)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("programs", [1, 264])
 def test_against_float64(
-    shape: tuple[int, int, int, int], window: int | None, programs: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    soft_cap: float | None,
+    programs: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`programs`: whether several share a request's splits."""
     monkeypatch.setattr(triton_fixed, "SPLIT_KEYS", 32)
@@ -43,8 +47,8 @@ def test_against_float64(
     batch = make_batch(
         LENS, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size
     )  # fmt: skip
-    found = attend(batch, batch.query, batch.meta, sliding_window=window)
-    truth = contiguous_attention(batch, scale=0.2, sliding_window=window)
+    found = attend(batch, batch.query, batch.meta, window, soft_cap)
+    truth = contiguous_attention(batch, scale=0.2, sliding_window=window, soft_cap=soft_cap)
     torch.testing.assert_close(found.double(), truth, rtol=3e-5, atol=3e-5)
 
 
@@ -53,14 +57,16 @@ GPU_LENS = [(1, 1), (1, 500), (1, 513), (1, 3000), (4, 1030), (300, 300), (77, 1
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 7, 700])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (7, None), (700, None), (None, 5.0), (700, 5.0)])
 @pytest.mark.parametrize("shape", GPU_SHAPES)
-def test_a_token_alone_has_the_bits_of_one_in_a_prompt(shape: tuple[int, int, int, int], window: int | None) -> None:
+def test_a_token_alone_has_the_bits_of_one_in_a_prompt(
+    shape: tuple[int, int, int, int], window: int | None, soft_cap: float | None
+) -> None:
     num_heads, num_kv_heads, head_dim, block_size = shape
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "block_size": block_size}
     batch = make_batch(GPU_LENS, dtype=torch.bfloat16, device="cuda", **sizes)
-    whole = attend(batch, batch.query, batch.meta, sliding_window=window)
-    truth = contiguous_attention(batch, scale=0.2, sliding_window=window)
+    whole = attend(batch, batch.query, batch.meta, window, soft_cap)
+    truth = contiguous_attention(batch, scale=0.2, sliding_window=window, soft_cap=soft_cap)
     torch.testing.assert_close(whole.double(), truth, rtol=3e-2, atol=3e-2)
     starts = batch.meta.query_start_loc.tolist()
     for request, (count, length) in enumerate(GPU_LENS):
@@ -79,6 +85,6 @@ def test_a_token_alone_has_the_bits_of_one_in_a_prompt(shape: tuple[int, int, in
                     plan=None,
                 )
                 rows = slice(starts[request] + first, starts[request] + last)
-                found = attend(batch, batch.query[rows], part, sliding_window=window)
+                found = attend(batch, batch.query[rows], part, window, soft_cap)
                 where = f"request {request}, tokens {first} to {last}"
                 assert torch.equal(found.view(torch.int16), whole[rows].view(torch.int16)), where
