@@ -25,7 +25,7 @@ from app.kernels.quick_launch import quick_launch
 
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _TAKEN = tl.constexpr(-(1 << 31))  # less than all keys
-MOST_IN_ONE = 64  # tokens whose product and choice are one launch, but in fp32
+MOST_IN_ONE = 16  # tokens whose product and choice are one launch; in fp32 any number
 _SPLITS = 4  # of K; the same for any number of tokens (I6)
 
 
@@ -256,7 +256,7 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
     return GateTile(32, 128, 128, 2 if num_tokens <= 4096 else 1, 4, 3)
 
 
-_CHOICE = GateTile(4, 16, 512, 1, 1, 1)  # of logits that are there: small programs choose soonest
+_CHOICE = GateTile(2, 16, 512, 1, 1, 1)  # of logits that are there: small programs choose soonest
 
 _TYPES = {None: tl.float32, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
