@@ -141,7 +141,7 @@ def main() -> None:
             files = {kind: [one.result() for one in ones] for kind, ones in made.items()}
             for seed in range(2):  # the processes start, graphs are captured
                 transcribe(server.base_url, args.shape, sound(300, "ogg", 100 + seed), "ogg", None)
-            for kind, index in itertools.product(args.kinds, range(args.rounds)):
+            for index, kind in itertools.product(range(args.rounds), args.kinds):
                 data = files[kind][index]
                 figures[f"{kind}_{index}"] = row = transcribe(server.base_url, args.shape, data, kind, None)
                 print(
