@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.api.chat.media_parts import ImagePart
 from app.api.chat.messages import ChatMessage
 from app.api.generation.placement import PlacementFields
 from app.api.http.prompt_field import PromptField
@@ -217,16 +218,23 @@ class ScoreRequest(ScoredBody):
 
 
 class RerankDocument(StrictModel):
-    """A document as an object."""
+    """A document as an object: a text, or a page's picture."""
 
-    text: Text
+    text: Text | None = None
+    image: Text | None = Field(
+        None,
+        description="A picture's address, a data URL or one that the server may fetch: of models that compare pages "
+        "(ColQwen2).",
+    )
 
 
 class RerankRequest(ScoredBody):
     """Body of POST /v1/rerank."""
 
     query: Text = Field(description="What the documents are ranked by.")
-    documents: Items[Text | RerankDocument] = Field(min_length=1, description="Texts, or objects with a `text`.")
+    documents: Items[Text | RerankDocument] = Field(
+        min_length=1, description="Texts, or objects with a `text` or an `image`."
+    )
     top_n: Count = Field(0, ge=0, description="Only the best so many; 0: all.")
     return_documents: bool = Field(True, description="Repeat each document's text in its result.")
     max_tokens_per_doc: Count | None = Field(None, ge=1, description="Cut each document to so many tokens.")
@@ -238,11 +246,20 @@ class RerankRequest(ScoredBody):
             for i, document in enumerate(value):
                 if not isinstance(document, str | dict | RerankDocument):
                     raise PydanticCustomError("documents", "document {i} must be a text or an object", {"i": i})
+                if isinstance(document, dict) and (document.get("text") is None) == (document.get("image") is None):
+                    raise PydanticCustomError("documents", "document {i} must have either text or image", {"i": i})
         return value
 
-    def texts(self) -> list[str]:
-        """The documents' texts."""
-        return [document if isinstance(document, str) else document.text for document in self.documents]
+    def items(self) -> list[str | ImagePart]:
+        """The documents: texts, or pictures with their fields."""
+        return [self._item(i, document) for i, document in enumerate(self.documents)]
+
+    def _item(self, place: int, document: str | RerankDocument) -> str | ImagePart:
+        if isinstance(document, str):
+            return document
+        if document.image is None:
+            return document.text or ""
+        return ImagePart.of(document.image, None, f"documents.{place}.image")
 
 
 def _listed(value: Texts) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 
 from app.api.chat.media import read_media
+from app.api.chat.media_parts import ImagePart
 from app.api.chat.messages import ChatMessage, ChatOptions
 from app.api.chat.prompt import render_chat
 from app.api.engine_client import EngineClient, RouteInfo
@@ -185,6 +186,22 @@ async def _alone(
         return await tokenise(work, model, [(text, None)], room)
     ids, ask = picture_alone(model.media, pictures, text, "messages")
     return [PoolingPrompt(ids, asks=(ask,))]
+
+
+async def read_page(
+    work: RequestWork,
+    model: ServedModel,
+    late: LateInteraction,
+    part: ImagePart,
+    limits: RequestLimits,
+    room: TextRoom,
+) -> PoolingPrompt:
+    """The prompt of one page's picture."""
+    field = part.field("")
+    pictures = await read_media(work, model, [(field, part)], limits, room)
+    assert model.media is not None
+    ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, "", field)
+    return PoolingPrompt(ids, asks=asks)
 
 
 def _shown(token_ids: list[int], asks: tuple[object, ...], room: TextRoom) -> PoolingPrompt:

@@ -3,13 +3,14 @@ MaxSim of the vectors of their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.chat.media_parts import ImagePart
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.generation.render import check_total_chars, find_model
@@ -18,7 +19,7 @@ from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoreRequest
-from app.api.pooling.run import pool, pooled_room, pooling_of, tokenise, tokenise_late
+from app.api.pooling.run import pool, pooled_room, pooling_of, read_page, tokenise, tokenise_late
 from app.api.pooling.token_vectors import parts_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
@@ -59,13 +60,14 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, RerankRequest)
         model = find_model(client, body.model)
         answer_id = new_id("rerank")
-        texts = body.texts()
-        pairs = _Pairs(answer_id, [(body.query, text) for text in texts], "documents", body.max_tokens_per_doc)
+        items = body.items()
+        pairs = _Pairs(answer_id, [(body.query, item) for item in items], "documents", body.max_tokens_per_doc)
         found, prompts = await _scores(client, limits, request, body, model, pairs)
-        order = sorted(range(len(texts)), key=lambda i: -found[i])[: body.top_n or None]
+        order = sorted(range(len(items)), key=lambda i: -found[i])[: body.top_n or None]
         results: list[dict[str, Any]] = []
         for i in order:
-            document = {"document": {"text": texts[i]}} if body.return_documents else {}
+            is_repeated = body.return_documents and isinstance(items[i], str)
+            document = {"document": {"text": items[i]}} if is_repeated else {}
             results.append({"index": i, **document, "relevance_score": found[i]})
         head = {"id": answer_id, "model": body.model or model.name, "usage": usage(prompts)}
         return json_response(head | {"results": results, "meta": meta_of({"search_units": 1})})
@@ -75,19 +77,29 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
 
 @dataclass(slots=True, frozen=True)
 class _Pairs:
-    """Holds the texts that are to be scored."""
+    """Holds what is to be scored: texts, or texts with pictures."""
 
     request_id: str
-    texts: list[tuple[str, str]]
-    field: str  # of the body, where the second texts come from
+    items: Sequence[tuple[str, str | ImagePart]]
+    field: str  # of the body, where the second ones come from
     max_last_tokens: int | None = None  # of a second text
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The pairs; UnsupportedError where one is a picture."""
+        if any(not isinstance(second, str) for _, second in self.items):
+            raise UnsupportedError("this model compares texts; it takes no pictures", param=self.field)
+        return [(first, str(second)) for first, second in self.items]
 
     def check(self, limits: RequestLimits, instruction: str | None) -> None:
         """InvalidRequestError for too many, or too long ones, with an instruction that stands in the prompt of each."""
-        if len(self.texts) > limits.max_prompts:
-            raise InvalidRequestError(f"{len(self.texts)} pairs; at most {limits.max_prompts}", param=self.field)
-        check_total_chars(sum(map(len, {text for pair in self.texts for text in pair})), limits, self.field)
-        check_total_chars(len(self.texts) * len(instruction or ""), limits, "instruction")
+        if len(self.items) > limits.max_prompts:
+            raise InvalidRequestError(f"{len(self.items)} pairs; at most {limits.max_prompts}", param=self.field)
+        texts = {text for pair in self.items for text in pair if isinstance(text, str)}
+        check_total_chars(sum(map(len, texts)), limits, self.field)
+        check_total_chars(len(self.items) * len(instruction or ""), limits, "instruction")
+        if self.max_last_tokens is not None and any(not isinstance(second, str) for _, second in self.items):
+            raise InvalidRequestError("a picture is not cut", param="max_tokens_per_doc")
 
 
 async def _scores(
@@ -100,6 +112,8 @@ async def _scores(
         raise UnsupportedError(
             "this model gives no weights and vectors of tokens beside a text's", param="score_weights"
         )
+    if pooling.late is not None:
+        return await _late_scores(client, limits, request, body, model, pooling.late, asked, room)
     pairs, names = asked.texts, {"prompt": asked.field}
     if pooling.labels:
         if len(pooling.labels) != 1:
@@ -113,12 +127,7 @@ async def _scores(
         results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
         return [float(result.array()[0]) for result in results], prompts
     _instructed(None, body.instruction, pairs)
-    if body.use_activation is not None:
-        raise UnsupportedError(
-            "scores of an embedding model are cosines, products of sparse ones", param="use_activation"
-        )
-    if pooling.late is not None:
-        return await _late_scores(client, request, body, model, pooling.late, asked, room)
+    _refuse_activation(body)
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
     prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
@@ -157,30 +166,50 @@ def _all_mixed_scores(weights: Mapping[ScoreKind, float], pairs: list[tuple[Text
     return [mixed_score(weights, query, document) for query, document in pairs]
 
 
+def _refuse_activation(body: PoolingBody) -> None:
+    if body.use_activation is not None:
+        raise UnsupportedError(
+            "scores of an embedding model are cosines, products of sparse ones", param="use_activation"
+        )
+
+
 async def _late_scores(
     client: EngineClient,
+    limits: RequestLimits,
     request: Request,
-    body: PoolingBody,
+    body: ScoredBody,
     model: ServedModel,
     late: LateInteraction,
     asked: _Pairs,
     room: TextRoom,
 ) -> tuple[list[float], list[PoolingPrompt]]:
-    """The same of a model that compares texts vector by vector."""
-    work, before, pairs = work_of(request), pooling_of(model).prompts, asked.texts
-    firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    """The same of a model that compares texts, or texts and pages, vector by vector."""
+    _instructed(None, body.instruction, [])
+    _refuse_activation(body)
+    work, before = work_of(request), pooling_of(model).prompts
+    firsts = list(dict.fromkeys(first for first, _ in asked.items))
+    seconds = {_key(second): second for _, second in asked.items}
     queries = [before.first_of(QUERY) + text for text in firsts]
-    documents = [before.first_of(DOCUMENT) + text for text in seconds]
+    documents = [before.first_of(DOCUMENT) + text for text in seconds.values() if isinstance(text, str)]
     prompts = await tokenise_late(work, model, late, queries, room, "query")
-    prompts += await tokenise_late(work, model, late, documents, room, "document", asked.max_last_tokens)
+    texts = iter(await tokenise_late(work, model, late, documents, room, "document", asked.max_last_tokens))
+    for one in seconds.values():
+        if isinstance(one, str):
+            prompts.append(next(texts))
+        else:
+            prompts.append(await read_page(work, model, late, one, limits, room))
     params, names = PoolingParams(task="token_embed"), {"prompt": asked.field}
     results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
     vectors = [result.array() for result in results]
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
-    products = sum(len(left[first]) * right[second].size for first, second in pairs)
-    found = await work.run(products * PRODUCT_S, _all_scores, late, [(left[a], right[b]) for a, b in pairs])
-    return found, prompts
+    pairs = [(left[first], right[_key(second)]) for first, second in asked.items]
+    products = sum(len(query) * document.size for query, document in pairs)
+    return await work.run(products * PRODUCT_S, _all_scores, late, pairs), prompts
+
+
+def _key(item: str | ImagePart) -> str | int:
+    return item if isinstance(item, str) else id(item)
 
 
 def _all_scores(late: LateInteraction, pairs: list[tuple[Float32Array, Float32Array]]) -> list[float]:

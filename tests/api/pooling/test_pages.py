@@ -75,3 +75,29 @@ def test_a_prompt_is_a_text_or_a_page(http: httpx.Client) -> None:
         answer = http.post("/pooling", json={"model": "pages", "messages": said(*parts)})
         assert answer.status_code == 400
         assert "a text or a picture" in answer.json()["error"]["message"]
+
+
+def test_pages_are_ranked_beside_texts(http: httpx.Client) -> None:
+    url = PART["image_url"]["url"]
+    other = f"data:image/png;base64,{base64.b64encode(file_of(picture(16, 16, seed=1))).decode()}"
+    documents = [{"image": url}, "this one", {"image": other}, {"text": "that one"}, {"image": url}]
+    body = {"model": "pages", "query": "which page?", "documents": documents}
+    answer = http.post("/v1/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    found = {one["index"]: one for one in answer.json()["results"]}
+    query = vectors(http, input="which page?", input_type="query")
+    for i, document in enumerate(documents):
+        text = document if isinstance(document, str) else document.get("text")
+        assert found[i].get("document") == (None if text is None else {"text": text})
+        part = {"type": "image_url", "image_url": {"url": document["image"]}} if text is None else text  # type: ignore[index]
+        score = (query @ vectors(http, messages=said(part)).T).max(1).sum()
+        np.testing.assert_allclose(found[i]["relevance_score"], score, rtol=1e-4)
+    for changed, field in (
+        ({"documents": [{"image": url, "text": "both"}]}, "text or image"),
+        ({"documents": [{"image": url}], "max_tokens_per_doc": 3}, "max_tokens_per_doc"),
+        ({"documents": ["a", {"image": "data:image/png;base64,AAAA"}]}, "documents.1.image"),
+        ({"documents": [{"image": url}], "instruction": "rank"}, "instruction"),
+    ):
+        answer = http.post("/v1/rerank", json={**body, **changed})
+        assert answer.status_code in (400, 422), answer.text
+        assert field in answer.text
