@@ -63,6 +63,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name, kernel in inspect.getmembers(module, lambda value: hasattr(value, "__getitem__")):
             if name.endswith("_kernel"):
                 monkeypatch.setattr(module, name, as_compiled(kernel))
+    monkeypatch.setattr(triton_gate, "product_logits", lambda rows, weight: torch.empty(len(rows), len(weight)))
     with as_on(9):
         yield
 
