@@ -97,7 +97,7 @@ class Attention(KVAttentionLayer):
         query, gate = self._write(x, ctx)
         out = self.attend(query, ctx)
         if self.gates_output:
-            out = out * self.fused.sigmoid(gate)
+            out = self.fused.times_sigmoid(out.reshape(len(out), -1), gate.reshape(len(out), -1))
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     def keep(self, x: Activations, ctx: ForwardContext) -> None:

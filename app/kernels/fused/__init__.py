@@ -56,6 +56,11 @@ def add_layer_norm(
     return F.layer_norm(total, weight.shape, weight, bias, eps), total if keeps_sum else None
 
 
+def times_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own product of x and a gate's sigmoid."""
+    return x * torch.sigmoid(gate)
+
+
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """PyTorch's own."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -132,6 +137,8 @@ class FusedOps:
     # Functions of every number of a tensor; PyTorch's own, where nobody asks what a neighbour changes.
     sigmoid: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
     tanh: Callable[[torch.Tensor], torch.Tensor] = torch.tanh
+    # (x [T, N], gate [T, N]) -> x * sigmoid(gate), rounded before the product, too
+    times_sigmoid: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = times_sigmoid
     add_layer_norm: AddLayerNorm = add_layer_norm
     # (x [T, C], weight [C], bias [C] or None, eps) -> layer_norm(x) * weight + bias
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor] = layer_norm

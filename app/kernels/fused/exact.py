@@ -104,6 +104,7 @@ OPS = FusedOps(
     act_and_mul=act_and_mul,
     rms_norm=rms_norm,
     sigmoid=sigmoid,
+    times_sigmoid=lambda x, gate: x * sigmoid(gate),
     tanh=tanh,
     activate=activate,
 )

@@ -277,6 +277,31 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
 
 @quick_launch
 @triton.jit
+def times_sigmoid_kernel(p_x, p_gate, p_out, stride_x, stride_gate, size, BN: tl.constexpr):
+    """Grid (T, tiles of BN)."""
+    i_t = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = o < size
+    b_x = tl.load(p_x + i_t * stride_x + o, mask=m, other=0.0).to(tl.float32)
+    b_gate = tl.sigmoid(tl.load(p_gate + i_t * stride_gate + o, mask=m, other=0.0).to(tl.float32))
+    b_gate = b_gate.to(p_out.dtype.element_ty).to(tl.float32)
+    tl.store(p_out + i_t * size + o, (b_x * b_gate).to(p_out.dtype.element_ty), mask=m)
+
+
+def times_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """The same as `app.kernels.fused.times_sigmoid`."""
+    num_tokens, size = x.shape
+    assert x.stride(1) == gate.stride(1) == 1, "rows must be contiguous"
+    out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
+    if num_tokens > 0:
+        times_sigmoid_kernel[(num_tokens, cdiv(size, _ACT_TILE))](
+            x, gate, out, x.stride(0), gate.stride(0), size, BN=_ACT_TILE, num_warps=4
+        )
+    return out
+
+
+@quick_launch
+@triton.jit
 def act_kernel(p_x, size, BN: tl.constexpr, ACT: tl.constexpr):
     """Grid (T, tiles of BN), in place."""
     p_row = p_x + tl.program_id(0).to(tl.int64) * size
@@ -299,6 +324,7 @@ OPS = FusedOps(
     rotate_and_write=rotate_and_write,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
+    times_sigmoid=times_sigmoid,
     add_layer_norm=add_layer_norm,
     layer_norm=layer_norm,
     rms_norm=rms_norm,

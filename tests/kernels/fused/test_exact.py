@@ -29,6 +29,7 @@ def test_norms_and_activations(dtype: torch.dtype) -> None:
         "first": lambda ops, rows: ops.rms_norm(x[rows], weight, 1e-5),
         "wide": lambda ops, rows: ops.rms_norm(x[rows], weight.float(), 1e-5),
         "sigmoid": lambda ops, rows: ops.sigmoid(x[rows] * 5),
+        "times_sigmoid": lambda ops, rows: ops.times_sigmoid(x[rows], x[rows] * 5),
         "tanh": lambda ops, rows: ops.tanh(x[rows]),
         "silu": lambda ops, rows: ops.act_and_mul(x[rows] * 5, "silu"),
         "gelu": lambda ops, rows: ops.act_and_mul(x[rows] * 5, "gelu"),

@@ -36,6 +36,14 @@ def close(got: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), [(0, 64), (1, 16), (3, 1030)])
+def test_times_sigmoid(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int) -> None:
+    x, gate = randn(num_tokens, size, dtype=dtype), randn(num_tokens, size + 8, dtype=dtype, seed=1)[:, :size]
+    close(ops.times_sigmoid(x, gate), x.double() * gate.double().sigmoid(), dtype)
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "size"), [(0, 64), (1, 16), (5, 112), (3, 1030)])
 def test_add_rms_norm(ops: FusedOps, dtype: torch.dtype, num_tokens: int, size: int) -> None:
     x = randn(num_tokens, size + 8, dtype=dtype)[:, :size]  # rows with a gap between them
