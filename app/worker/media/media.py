@@ -295,8 +295,7 @@ class Media(WorkerFeature):
 
     def _picture(self, item: MediaItem) -> Picture:
         assert item.pixels, f"the pixels of an item at {item.offset} are missing"
-        kind = VALUE_TYPES[item.kind]
-        pixels = np.frombuffer(bytearray(item.pixels), kind).reshape(item.shape)  # a tensor wants to be writable
+        pixels = np.frombuffer(item.pixels, VALUE_TYPES[item.kind]).reshape(item.shape)
         return Picture(to_device(pixels, self._device), item.grid)
 
     # ---- memory, weights and figures
