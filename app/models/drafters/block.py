@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from app.checkpoints.fields.kinds import check, whole
+from app.checkpoints.fields.kinds import FLAG, check, whole
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError, UnsupportedError
@@ -44,6 +44,7 @@ _FIELDS = {
     "conv_group_size": whole(1, 1 << 30),
     "selector_rank": whole(1, 1 << 16),
     "selector_top_k": whole(1, 1 << 10),
+    **dict.fromkeys(("causal", "is_causal", "sample_from_anchor"), FLAG),
 }
 # Switches that nobody here reads, and what they are when nothing hangs on them; another value is another model.
 _UNREAD: Mapping[str, tuple[Any, ...]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.checkpoints.fields.kinds import check, whole
+from app.checkpoints.fields.kinds import FLAG, check, whole
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import CheckpointError, UnsupportedError
@@ -32,6 +32,7 @@ from app.models.drafters.base import Drafter, Target, TokenIds, expect_layers, i
 from app.models.families.llama import LlamaForCausalLM
 
 _FIELDS = dict.fromkeys(("draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30))
+_FIELDS |= dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual"), FLAG)
 
 
 class Eagle3Layer(Layer):

@@ -117,6 +117,8 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
         (lambda: block("embed_tokens", num_hidden_layers=65), CheckpointError, "65 layers are no drafter's"),
         (lambda: speculator(n_predict=100), CheckpointError, "n_predict"),
         (lambda: eagle3(draft_vocab_size="many"), CheckpointError, "draft_vocab_size"),
+        (lambda: eagle3(norm_output="yes"), CheckpointError, "norm_output"),
+        (lambda: block(dflash_config={"causal": "no"}), CheckpointError, "causal"),
         (lambda: eagle3(draft_vocab_size=-3), CheckpointError, "draft_vocab_size"),
         (lambda: eagle3(target_hidden_size=[1]), CheckpointError, "target_hidden_size"),
         (lambda: medusa(truncated_vocab_size=-5), CheckpointError, "truncated_vocab_size"),
