@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, ColQwen2Config, ColQwen2ForRetrieval
 
 from app import LLM
@@ -53,6 +54,29 @@ def vectors(judge: ColQwen2ForRetrieval, ids: list[int], seen: dict[str, torch.T
             positions, _ = judge.vlm.get_rope_index(tokens, (tokens == IMAGE).int(), image_grid_thw=grid)
             seen = {**seen, "pixel_values": seen["pixel_values"][None]}
         return judge(input_ids=tokens, position_ids=positions, use_cache=False, **seen).embeddings[0].numpy()  # type: ignore[no-any-return]
+
+
+def with_older_names(path: Path, begin: str) -> None:
+    """The tensors as earlier versions of transformers named them."""
+    file = path / "model.safetensors"
+    moved = {
+        "vlm.language_model.": f"{begin}.",
+        "vlm.visual.": "vlm.model.visual." if "language" in begin else "vlm.visual.",
+    }
+    tensors = load_file(file)
+    for old, new in moved.items():
+        tensors = {name.replace(old, new) if name.startswith(old) else name: value for name, value in tensors.items()}
+    assert any(name.startswith(f"{begin}.layers.0.") for name in tensors)
+    save_file({**tensors, "vlm.lm_head.weight": torch.zeros(8, 64)}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("begin", ["vlm.model", "vlm.model.language_model"])
+def test_older_names_of_tensors(tmp_path: Path, begin: str) -> None:
+    judge = written("qwen2_vl", tmp_path / "model")
+    with_older_names(tmp_path / "model", begin)
+    with LLM(str(tmp_path / "model"), device="cpu", num_threads=1, max_model_len=64) as llm:
+        found = llm.encode("a page in words", use_tqdm=False)[0].outputs.data
+        np.testing.assert_allclose(found, vectors(judge, llm.tokenizer.encode("a page in words"), {}), atol=1e-4)
 
 
 @pytest.fixture(params=["qwen2_vl", "qwen2_5_vl"])
