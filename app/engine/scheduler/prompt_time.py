@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 
 ALONE_S = 0.2  # for a request beside which nobody decodes or waits: somebody may come
+WHOLE = 1.25  # times as long its step may take where it is the last: what is left would cost another one
 BACKLOG_STEPS = 10
 MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer are no quicker where weights are read anew
 MIN_ALONE_TOKENS = 512
@@ -52,7 +53,8 @@ class PromptTime:
         if not self.max_step_s or not token_s:
             return None
         if is_alone:
-            return _rounded(max(MIN_ALONE_TOKENS, int(max(self.max_step_s, ALONE_S) / token_s)))
+            most = max(MIN_ALONE_TOKENS, int(max(self.max_step_s, ALONE_S) / token_s))
+            return max(_rounded(most), backlog if backlog <= WHOLE * most else 0)
         if decode_s and self._pause:
             self._pause -= 1
             return 0

@@ -9,7 +9,7 @@ import pytest
 from app.engine.scheduler.prompt_time import IN_TIME, MIN_ALONE_TOKENS, MIN_TIMED_TOKENS, MOST_MARGIN, PromptTime
 
 
-def tokens(token_s: float, decode_s: float = 0.0, backlog: int = 0, *, is_alone: bool = False) -> int | None:
+def tokens(token_s: float, decode_s: float = 0.0, backlog: int = 10**4, *, is_alone: bool = False) -> int | None:
     return PromptTime(0.05).most_tokens(token_s, decode_s, backlog, is_alone)
 
 
@@ -27,6 +27,13 @@ def test_a_step_has_as_many_tokens_of_prompts_as_it_has_time_for(
     token_s: float, is_alone: bool, most: int | None
 ) -> None:
     assert tokens(token_s, is_alone=is_alone) == most
+
+
+def test_a_lone_prompt_is_not_cut_for_a_small_rest() -> None:
+    """2,000 tokens take 0.2 s."""
+    assert tokens(1e-4, backlog=2400, is_alone=True) == 2400
+    assert tokens(1e-4, backlog=2600, is_alone=True) == 1920
+    assert tokens(1e-4, backlog=0, is_alone=True) == 1920, "what waits is an estimate"
 
 
 def test_decodes_take_their_part_of_the_time() -> None:
