@@ -124,7 +124,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServeProc
     def edit(config: dict[str, Any]) -> None:
         model = config["applications"][0]["args"]["models"][0]
         model |= {"num_replicas": 2, "cpus_per_worker": 0.1, "replica_cpus": 0.1}
-        model["engine"] |= {"dtype": "float32", "kv_cache_memory_bytes": 1 << 26}
+        model["engine"] |= {"model": "tiny-chat", "dtype": "float32", "kv_cache_memory_bytes": 1 << 26}
         config["applications"][0]["args"]["admin"] = {"port": port, "keys_file": str(file)}
 
     with ServeProcess(ROOT / "configs/serve/quickstart.yaml", edit, ends_gracefully=False) as server:
