@@ -29,8 +29,8 @@ class SampledTokens:
         rows, flat, num_each = step.rows[step.samples], output.sampled_token_ids, output.num_sampled_tokens
         num_expected = len(rows) if num_each is None else int(num_each.sum())
         assert len(flat) == num_expected, f"step {step.step_id}: {len(flat)} tokens for {len(rows)} rows"
-        figures = output.token_figures
-        assert all(len(values) == len(flat) for values in figures.values()), f"step {step.step_id}: figures of others"
+        if figures := output.token_figures:
+            assert {len(values) for values in figures.values()} == {len(flat)}, f"step {step.step_id}: others' figures"
         return cls(rows, flat, num_each, output.logprobs, figures, output.pooled)
 
     @property
