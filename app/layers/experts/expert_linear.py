@@ -170,7 +170,7 @@ class ExpertLinear(AdaptedLayer):
             self._held = weight
 
     def _spare(self) -> PackedWeight | None:
-        """What came for that slot before the experts were packed, or since they were the last time."""
+        """Returns what came for that slot before the experts were packed, or since they were the last time."""
         if isinstance(self.packed, StackedExperts):
             return cast("PackedWeight", self.packed.one(len(self.slots)))
         return self._held if self.packed is None else UnpackedWeight(self.packed[-1])

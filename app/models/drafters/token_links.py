@@ -1,4 +1,4 @@
-"""What ties a draft of a block to the one before it, which the pass over the block did not know."""
+"""Ties a draft of a block to the one before it, which the pass over the block did not know."""
 
 from __future__ import annotations
 

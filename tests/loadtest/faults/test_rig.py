@@ -37,7 +37,7 @@ def _little_cpu(args: dict[str, Any]) -> None:
 
 
 FAKE = Shape("fake engines", _little_cpu, import_path="tests.deployments.fake_app:build", num_workers=0)
-EARLY = 30  # a seed that strikes at a sixth of the streams' tokens: of a real engine's, later ones may have come by then
+EARLY = 30  # a seed that strikes at a sixth of the streams, which a quick engine would have ended later on
 BEYOND_IT = re.compile("schema|tools|regex|echo|prompt logprobs")  # asks that the fake engine cannot answer
 
 
