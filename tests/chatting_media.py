@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llava_next": {},
     "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},
     "pixtral": {"size": {"longest_edge": 32}},
+    "aya_vision": {**SQUARE, "max_patches": 3},
     "lfm2_vl": {
         **{"tile_size": 16, "encoder_patch_size": 4, "min_image_tokens": 2, "max_image_tokens": 6},
         "max_tiles": 2,
@@ -82,7 +83,7 @@ def chatting_media_model(name: str, path: Path) -> Path:
     fields = [field for field, _ in PROCESSORS.load(family).tokens.values()]
     _write(path / "config.json", {**config, **dict(zip(fields, (302, 303), strict=False))})
     usual = f"{START}{PAD}{END}"
-    written = {"gemma3": START, "llama4": "<|image|>"}.get(family, usual)
+    written = {"gemma3": START, "llama4": "<|image|>", "aya_vision": "<image>"}.get(family, usual)
     template = TEXT_TEMPLATE if family == "internvl_chat" else TEMPLATE.replace(usual, written)
     (path / "chat_template.jinja").write_text(template)
     _write(path / "preprocessor_config.json", {**SETTINGS[family], "image_mean": MEAN, "image_std": STD})

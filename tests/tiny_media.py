@@ -439,6 +439,20 @@ MODELS: dict[str, Tiny] = {
         types="",
         files={"tile_size": 16, "encoder_patch_size": 4},
     ),
+    "aya_vision": Tiny(
+        "aya_vision",
+        {
+            **{"image_token_index": IMAGE, "alignment_intermediate_size": 48},
+            "text_config": {
+                **{**GLM_TEXT, "model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.25},
+                **{"num_hidden_layers": 4, "head_dim": 32, "num_attention_heads": 2, "tie_word_embeddings": True},
+            },
+            "vision_config": {**EYES, "model_type": "siglip_vision_model"},
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        types="",
+    ),
     "lighton_ocr": Tiny(
         "lighton_ocr",
         {

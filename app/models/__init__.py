@@ -16,6 +16,7 @@ MODELS: Registry[type[CausalLM]] = Registry(
     {
         "AXK1ForCausalLM": "app.models.families.axk1:AXK1ForCausalLM",
         "BaiChuanForCausalLM": "app.models.families.baichuan:BaichuanForCausalLM",
+        "AyaVisionForConditionalGeneration": "app.models.multimodal.aya_vision:AyaVisionForConditionalGeneration",
         "BaichuanForCausalLM": "app.models.families.baichuan:BaichuanForCausalLM",
         "BambaForCausalLM": "app.models.families.bamba:BambaForCausalLM",
         "BioGptForCausalLM": "app.models.families.biogpt:BioGptForCausalLM",

@@ -8,6 +8,7 @@ from app.registry import Registry
 PROCESSORS: Registry[type[Processor]] = Registry(
     "media processor",
     {
+        "aya_vision": "app.media.processors.aya_vision:AyaVisionProcessor",
         "clip": "app.media.processors.clip:ClipProcessor",
         "clip_tower": "app.media.processors.clip_tower:ClipTowerProcessor",
         "gemma3": "app.media.processors.gemma3:Gemma3Processor",

@@ -33,6 +33,7 @@ NEXT = {
 }
 # Family, transformers' module and class, the processor's own settings, config.json, options of the judge's call.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "aya_vision": ("got_ocr2", "GotOcr2ImageProcessorPil", TILES, {}, {"crop_to_patches": True}),
     "clip": ("clip", "CLIPImageProcessorPil", CLIP, {}, {}),
     "clip padded": ("llava", "LlavaImageProcessorPil", {**CLIP, "do_pad": True}, {}, {}),
     "siglip": ("siglip", "SiglipImageProcessorPil", {**SQUARE, "do_center_crop": False, "resample": 3}, {}, {}),
@@ -99,6 +100,16 @@ def test_tokens_are_those_of_transformers_rules() -> None:
     tiled = made("internvl", {**TILES, "image_seq_length": 2}, {}).layout((64, 32))
     assert written(tiled) == f"<img>{one * 6}</img>"
     assert tiled.grid[0] == 3
+    aya = made("aya_vision", {**TILES, "patch_size": 8, "img_size": 32}, TILE_EYES)
+    judge = importlib.import_module("transformers.models.aya_vision.processing_aya_vision").AyaVisionProcessor
+    names = SimpleNamespace(
+        **{"img_size": 32, "patch_size": 8, "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL"},
+        **{"img_patch_token": one, "start_of_img_token": "<|START_OF_IMG|>", "end_of_img_token": "<|END_OF_IMG|>"},
+    )
+    for size in SIZES:
+        layout = aya.layout(size)
+        assert written(layout) == judge.replace_image_token(names, {"num_patches": [layout.grid[0]]}, 0)
+    assert aya.written == "<image>"
     plain = made("internvl_chat", {}, {**CHAT, "use_thumbnail": False})
     assert written(plain.layout((64, 32))) == f"<img>{one * 2}</img>"
     assert (plain.written, plain.layout((64, 32)).grid[0]) == ("<image>", 2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from app.models.multimodal import (
+    aya_vision,
     gemma3,
     gemma4,
     glm4v,
@@ -43,6 +44,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     "llava_onevision": llava_onevision.LlavaOnevisionForConditionalGeneration,
     **dict.fromkeys(("llava_next", "granite_vision"), llava_onevision.LlavaNextForConditionalGeneration),
     "phi4_multimodal": phi4_multimodal.Phi4MultimodalForCausalLM,
+    "aya_vision": aya_vision.AyaVisionForConditionalGeneration,
     "lfm2_vl": lfm2_vl.Lfm2VlForConditionalGeneration,
     "lighton_ocr": lighton_ocr.LightOnOcrForConditionalGeneration,
     "glm_ocr": glm_ocr.GlmOcrForConditionalGeneration,

@@ -17,7 +17,16 @@ from app.worker.warmup.plan import PICTURES
 from tests.tiny_media import MODELS, prompt_of, tiny_media_model
 from tests.worker.worker_driver import Driver, Run, greedy
 
-ON_HOST = ("gemma4", "mistral3", "pixtral", "lighton", "llava_", "granite", "lfm2", "phi4")  # a part of their work is done there
+ON_HOST = (
+    "gemma4",
+    "mistral3",
+    "pixtral",
+    "lighton",
+    "llava_",
+    "granite",
+    "lfm2",
+    "phi4",
+)  # a part of their work is done there
 CAPTURABLE = [name for name in MODELS if not name.startswith(ON_HOST)]
 
 
