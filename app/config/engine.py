@@ -134,7 +134,12 @@ class EngineConfig(Frozen):
     )
 
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step; also the rows on the device.")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in one step; longer prompts are chunked.")
+    max_num_batched_tokens: int = Field(
+        2048,
+        ge=1,
+        description="Most tokens in one step; longer prompts are chunked. Of an encoder, where it is not given, at "
+        "least as many as its context, and on a GPU 8192.",
+    )
     max_step_s: float | None = Field(
         None,
         ge=0,

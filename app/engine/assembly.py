@@ -61,6 +61,7 @@ class Assembly:
         pooling, budget = pooling_info(config, info), step_budget(config, info, max_model_len)
         _check_whole_items(config, media, budget)
         executor, config, workers = start_workers(executor, config, self.given)
+        budget = step_budget(config, info, max_model_len, on_gpu=workers.device != "cpu")
         kv = create_manager(
             workers,
             config.block_size,

@@ -36,6 +36,7 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _ONE = ("LABEL_0",)
+ENCODER_STEP_TOKENS = 8192  # on a GPU: of 2,048 it is done before the host has the next step ready
 TOKEN_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask", "LogitScore")
@@ -203,21 +204,24 @@ def pooling_info(config: EngineConfig, info: ModelInfo) -> PoolingInfo | None:
     return PoolingInfo.of(info, config.matryoshka)
 
 
-def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int) -> int:
-    """Most tokens in one step: an encoder's longest prompt must fit, so for it the default grows with the context.
+def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int, *, on_gpu: bool = False) -> int:
+    """Most tokens in one step: an encoder's longest prompt must fit, so for it the default grows with the context, and
+    on a GPU to what keeps that busy.
 
     ConfigError when the number was given and is too small.
     """
     given = config.max_num_batched_tokens
-    if info.is_causal or given >= max_model_len:
+    if info.is_causal:
         return given
-    if "max_num_batched_tokens" in config.model_fields_set:
+    if "max_num_batched_tokens" not in config.model_fields_set:
+        return max(given, max_model_len, ENCODER_STEP_TOKENS if on_gpu else 0)
+    if given < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens={given} is less than max_model_len={max_model_len}: an encoder computes a prompt "
             "in one step",
             param="max_num_batched_tokens",
         )
-    return max_model_len
+    return given
 
 
 def _modules(directory: Path) -> list[tuple[str, Path]]:

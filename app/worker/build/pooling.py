@@ -55,7 +55,7 @@ def build(config: EngineConfig, place: Placement) -> Parts:
     is_dummy, within = config.load_format == "dummy", lambda rows: forward.within_classes(rows)  # a feature sets it
     head = PoolingHead(Pooler(pooling, device, classify, dummy=is_dummy, within=within), device)
     features = WorkerFeatures([*create_features(FeatureContext(config, forward, state, pooling)), *head.features])
-    budget = step_budget(config, info, ctx.max_model_len)
+    budget = step_budget(config, info, ctx.max_model_len, on_gpu=device.type != "cpu")
     graphs = TokenGraphs(config, forward, budget, device) if isinstance(forward, TokenForward) else None
     plan = pooling_plan(config, ctx.max_model_len, budget, on_gpu=platform_of(device).is_async)
     task = PoolingParams(task=pooling.raw_task)

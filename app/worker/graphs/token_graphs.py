@@ -32,8 +32,8 @@ from app.worker.graphs.recording import Recorder, no_collection
 
 logger = logging.getLogger("manta.graphs")
 
-# Larger steps keep the device busy as they are: replayed, bulk calls gained nothing (benchmarks/RESULTS.md).
-LEAST_TOKENS, MOST_TOKENS = 256, 2048
+# Larger steps keep the device busy as they are, and would be filled up with more tokens of no text.
+LEAST_TOKENS, MOST_TOKENS = 256, 8192
 TILE_ROWS = 64  # tokens of a tile (kernels/attention/triton_encoder.py; a test compares)
 
 

@@ -68,7 +68,7 @@ def test_sizes() -> None:
     assert TILE_ROWS == ROWS
     assert token_sizes(100) == [100]
     assert token_sizes(2000) == [256, 384, 512, 768, 1024, 1536, 2000]
-    assert token_sizes(2048) == token_sizes(32768) == [256, 384, 512, 768, 1024, 1536, 2048]
+    assert token_sizes(8192) == token_sizes(32768) == [*token_sizes(2048), 3072, 4096, 6144, 8192]
 
 
 @pytest.mark.gpu
