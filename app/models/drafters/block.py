@@ -169,7 +169,7 @@ class BlockDrafter(EngineModel):
 
     @property
     def link(self) -> TokenLink | None:
-        """Ties each draft to the one before."""
+        """Ties each draft to the one before; None: nothing does."""
         return self.markov_head if self.candidate_selector is None else self.candidate_selector
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
