@@ -118,7 +118,7 @@ class Gemma4Encoder(MediaEncoder):
 
     def largest(self, num_tokens: int) -> Picture:
         """See MediaEncoder."""
-        side = max(1, int(num_tokens**0.5)) * self.merge
+        side = max(1, min(int(num_tokens**0.5), self.positions.shape[1] // self.merge)) * self.merge
         shape = (1, 3, side * self.patch, side * self.patch)
         return Picture(torch.zeros(shape, dtype=torch.uint8, device=self.device), (1, side, side))
 

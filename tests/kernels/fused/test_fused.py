@@ -89,6 +89,8 @@ def test_rms_norm(ops: FusedOps, dtype: torch.dtype, weight_dtype: torch.dtype |
     x, weight = randn(*shape, dtype=dtype) * 3, randn(shape[-1], dtype=weight_dtype or dtype, seed=1)
     truth = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
     close(ops.rms_norm(x, weight, 1e-5), truth, dtype)
+    turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # columns lie side by side
+    close(ops.rms_norm(turned, weight, 1e-5), truth, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

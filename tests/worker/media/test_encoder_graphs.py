@@ -184,3 +184,11 @@ def test_a_worker_replays_common_sizes(fake: type[FakeRecorder], monkeypatch: py
         run.tokens for run in driver.run([Run(tokens, greedy(4), asks=(ask,)) for tokens, ask in prompts])
     ] == expected
     assert fake.made == 3
+
+
+@torch.inference_mode()
+def test_gemma_4s_largest_picture_has_a_place_for_each_patch() -> None:
+    encoder = encoder_of("gemma4")
+    largest = encoder.largest(1 << 14)
+    assert max(largest.grid) <= encoder.positions.shape[1]
+    assert encoder([largest]).shape[1] == encoder.num_tokens(largest.grid)
