@@ -44,6 +44,7 @@ _PROGRAMS = 256  # about two for each multiprocessor
 _MOST_SPLITS = 8
 _LEAST_DEPTH = 384  # a split's share of K
 _LEAST_TILE = 64  # of K
+_FEW_COLUMNS = 64
 _MOST_TILES = 4096  # column tiles, in a product that is split
 
 
@@ -305,6 +306,8 @@ def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """The tile for rows with a deferred norm."""
     tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
+    if columns <= _FEW_COLUMNS:  # of few programs, each of which has all it reads on its way at once
+        tile = SmallTile(16, 512, 4, 4)
     return whole_tile(num_rows, columns, size) or _cut_to_fit(tile, size)
 
 
