@@ -233,7 +233,12 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
     triton_small.activated_linear(zeros(128, hidden), zeros(intermediate, hidden), None, "relu2")
 
 
-def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int | None) -> None:
+def exact(
+    sizes: tuple[int, int, int],
+    heads: tuple[int, int, int],
+    window: int | None,
+    soft_cap: float | None = None,
+) -> None:
     """A layer of rows that depend on no others, at every number of rows that has a tile of its own; sizes: of the
     hidden state, of gate and up, of the vocabulary."""
     (hidden, intermediate, vocab), (num_heads, num_kv_heads, head_dim) = sizes, heads
@@ -253,7 +258,7 @@ def exact(sizes: tuple[int, int, int], heads: tuple[int, int, int], window: int 
         shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         triton_fixed.OPS.prepare(meta, block_size=16, **shape)
         query = zeros(sum(counts), num_heads, head_dim)
-        triton_fixed.OPS.paged_attention(query, cache, meta, scale=0.1, sliding_window=window)
+        triton_fixed.OPS.paged_attention(query, cache, meta, scale=0.1, sliding_window=window, soft_cap=soft_cap)
 
 
 def adapted_weight(size: int, parts: tuple[int, ...], max_rank: int, rows: SlotRows) -> AdaptedWeight:
@@ -588,7 +593,7 @@ def all_calls() -> list[Callable[[], None]]:
         gate_of_shared,
         *([] if IS_AMD else [rounded_experts]),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
-        *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512)]),
+        *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512, 50.0)]),
     ]
 
 
