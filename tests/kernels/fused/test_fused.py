@@ -242,9 +242,10 @@ def test_rotate_and_write_to_a_quantized_cache(
             if slot >= 0:
                 scaled = (x[token] / scales[half][:, None].double()).cpu().numpy()
                 rounding[slot // block_size, half, :, slot % block_size] = torch.from_numpy(nearest_e4m3(scaled))
-    # Where arithmetic in fewer bits falls on the other side of a tie, a neighbour; a subnormal's is 2**-9 away.
+    # Where arithmetic in fewer bits falls on the other side of a tie, a neighbour; a subnormal's is 2**-9 away. Of two
+    # products that cancel bf16 leaves what it rounded off.
     found = cache.double()
-    torch.testing.assert_close(found, rounding, rtol=0.13, atol=2.0**-9)
+    torch.testing.assert_close(found, rounding, rtol=0.13, atol=2.0 ** (-6 if dtype == torch.bfloat16 else -9))
     same = (found == rounding).double().mean()
     assert same > {torch.float32: 0.9995, torch.float16: 0.98, torch.bfloat16: 0.9}[dtype]
 
