@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.launch import cdiv, multiprocessors, next_power_of_2
+from app.kernels.launch import cdiv, multiprocessors, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep
 from app.kernels.recurrent.reference import UNIT_EPS
@@ -26,6 +26,7 @@ from app.kernels.recurrent.triton_math import softplus
 _LEAST_DOT = 16  # of each side of a product
 _VALUES, _FEW_VALUES = 64, 32  # of a head that a program takes through the chunks; where programs are few
 CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
+_STAGED_BYTES = 96 << 10  # of shared memory that a program may use, where those stages fit (AMD's GPUs have 64 KB)
 
 
 @triton.jit
@@ -181,10 +182,11 @@ def delta_chunks(
     programs = step.num_long * h.num_values * cdiv(h.value_dim, _VALUES)
     is_few = not is_exact and 2 * programs <= multiprocessors(mixed.device)  # in fp32 the same for all (I6)
     tile = min(value_tile, _FEW_VALUES if is_few else _VALUES)
+    is_staged = not is_exact and shared_memory(mixed.device) >= _STAGED_BYTES
     delta_scan_kernel[(step.num_long, h.num_values, cdiv(h.value_dim, tile))](
         mixed, read, new, pairs, factors, states, step.starts, step.sources, step.slots, raw, base, num_tokens,
         step.num_short, mixed.stride(0),
         **sizes, BV=tile, L=CHUNK, PRECISION=precision, num_warps=SCAN_WARPS,
-        num_stages=1 if is_exact else SCAN_STAGES,
+        num_stages=SCAN_STAGES if is_staged else 1,
     )  # fmt: skip
     write_gated_norm(raw, replace(norm, gate=norm.gate[base:]), out[base:])
