@@ -44,14 +44,13 @@ def run(path: Path, dashboard: bool) -> int:
         ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
         sigterm.interrupts()
         use_json_console()
-        deploy(path)
     except KeyboardInterrupt:
         return 143 if sigterm.came else 130
     except Exception as error:
         print(f"manta: error: Ray does not start: {type(error).__name__}: {last_error(str(error))}", file=sys.stderr)
         return 1
     try:
-        failed = wait_until_running(names)
+        failed = _deploy(path) or wait_until_running(names)
         while failed is None:
             time.sleep(3600)
     except KeyboardInterrupt:
@@ -64,6 +63,15 @@ def run(path: Path, dashboard: bool) -> int:
         failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
     print(f"manta: error: {failed}", file=sys.stderr, flush=True)
     return 1
+
+
+def _deploy(path: Path) -> str | None:
+    """Give Serve the configuration: None, or why it does not start."""
+    try:
+        deploy(path)
+    except Exception as error:
+        return f"Serve does not start: {type(error).__name__}: {last_error(str(error))}"
+    return None
 
 
 class Sigterm:

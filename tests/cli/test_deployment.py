@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 
-from app.cli.deployment import Sigterm, failure, last_error, wait_until_running
+from app.cli import deployment as module
+from app.cli.deployment import Sigterm, failure, last_error, run, wait_until_running
 from app.cli.serve_ports import SERVE_PORTS
 from benchmarks.serve_process import ROOT, free_port
+from benchmarks.serving import CONFIG
 from tests.limits import patience_s, wait_until
 
 # As Serve 2.60 keeps it, shortened.
@@ -70,6 +73,39 @@ def test_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ends", "address", "code", "is_shut_down", "said"),
+    [
+        (KeyboardInterrupt(), "auto", 0, True, "shutting down"),
+        (TimeoutError("no proxies"), "local", 1, True, "Serve does not start: TimeoutError: no proxies"),
+        (TimeoutError("no proxies"), "auto", 1, False, "it stays on the cluster"),
+    ],
+)
+def test_a_start_that_breaks_off_leaves_nothing_behind_unsaid(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ends: BaseException,
+    address: str,
+    code: int,
+    is_shut_down: bool,
+    said: str,
+) -> None:
+    ended: list[bool] = []
+
+    def deploy(path: Path) -> None:
+        raise ends
+
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(Sigterm, "interrupts", lambda self: None)
+    monkeypatch.setattr(module, "use_json_console", lambda: None)
+    monkeypatch.setattr(module, "deploy", deploy)
+    monkeypatch.setattr(serve, "shutdown", lambda: ended.append(True))
+    assert run(CONFIG, dashboard=False) == code
+    assert bool(ended) is is_shut_down
+    assert said in capsys.readouterr().err
+
+
 def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
     for name in SERVE_PORTS:
