@@ -32,7 +32,8 @@ from app.models.drafters.base import Drafter, Target, TokenIds, expect_layers, i
 from app.models.families.llama import LlamaForCausalLM
 
 _FIELDS = dict.fromkeys(("draft_vocab_size", "target_hidden_size"), whole(1, 1 << 30))
-_FIELDS |= dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual"), FLAG)
+_SWITCHES = ("norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")  # there, or in `eagle_config`
+_FIELDS |= dict.fromkeys(_SWITCHES, FLAG)
 
 
 class Eagle3Layer(Layer):
@@ -86,7 +87,8 @@ class Eagle3Drafter(Drafter):
     ) -> None:
         super().__init__()
         hf, self.target = info.hf_config, target
-        check(hf, _FIELDS, f"{info.directory}/config.json")
+        switches = {name: _switch(hf, name) for name in _SWITCHES}
+        check({**hf, **switches}, _FIELDS, f"{info.directory}/config.json")
         s = LlamaForCausalLM.settings(info)
         self.reads_layers = layers_read(hf, target.info.num_layers)
         width = int(hf.get("target_hidden_size") or s.hidden_size)
@@ -104,12 +106,12 @@ class Eagle3Drafter(Drafter):
             self.embed_tokens, self._shared = None, (target.embedding,)
         count = len(self.reads_layers)
         self.fc = ReplicatedLinear(ctx, count * width, s.hidden_size, bias=False)
-        self.input_norm = RMSNorm(ctx, count * width, s.norm_eps) if _switch(hf, "norm_before_fc") else None
-        norms = count if hf.get("fc_norm") else 0
+        self.input_norm = RMSNorm(ctx, count * width, s.norm_eps) if switches["norm_before_fc"] else None
+        norms = count if switches["fc_norm"] else 0
         self.fc_norm = nn.ModuleList(RMSNorm(ctx, width, s.norm_eps) for _ in range(norms))
-        keeps_normed = bool(hf.get("norm_before_residual"))
+        keeps_normed = bool(switches["norm_before_residual"])
         self.midlayer = Eagle3Layer(ctx, s, rotary, keeps_normed=keeps_normed, norms_heads=norms_heads)
-        self.norm, self._norms_output = RMSNorm(ctx, s.hidden_size, s.norm_eps), bool(hf.get("norm_output"))
+        self.norm, self._norms_output = RMSNorm(ctx, s.hidden_size, s.norm_eps), bool(switches["norm_output"])
         self.lm_head = LMHead(ctx, self.num_tokens, s.hidden_size)
         # How far each token's id is behind its own number, where the drafter knows fewer tokens.
         ids = TokenIds(self.num_tokens, s.vocab_size, is_offset=True)

@@ -118,6 +118,8 @@ def test_both_numbers_are_told(make: Callable[[], EngineModel], said: str) -> No
         (lambda: speculator(n_predict=100), CheckpointError, "n_predict"),
         (lambda: eagle3(draft_vocab_size="many"), CheckpointError, "draft_vocab_size"),
         (lambda: eagle3(norm_output="yes"), CheckpointError, "norm_output"),
+        (lambda: eagle3(eagle_config={"norm_before_fc": "false"}), CheckpointError, "norm_before_fc"),
+        (lambda: eagle3(eagle_config={"norm_before_residual": 1}), CheckpointError, "norm_before_residual"),
         (lambda: block(dflash_config={"causal": "no"}), CheckpointError, "causal"),
         (lambda: eagle3(draft_vocab_size=-3), CheckpointError, "draft_vocab_size"),
         (lambda: eagle3(target_hidden_size=[1]), CheckpointError, "target_hidden_size"),
