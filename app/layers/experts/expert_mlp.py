@@ -108,6 +108,7 @@ class ExpertMLP(Layer):
         """x [T, C] -> the output [T, C], and what follows it."""
         if self._is_apart and self.gate.rule.num_shared:
             self.gate.leave_shared()
+            self.experts.num_shared = 0
         routing, kept = self.gate.choose(x, ctx), None
         if self.num_identity:
             routing, kept = without_identity(routing, self.num_experts)
