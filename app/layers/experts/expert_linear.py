@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -56,6 +56,7 @@ class ExpertLinear(AdaptedLayer):
         self.bias = Weight(torch.empty(len(self.slots), size, dtype=ctx.dtype), spec) if bias else None
         self.packed: StackedExperts | torch.Tensor | None = None  # None: the parameter, as it is
         self._held: PackedWeight | None = None  # of the spare slot, until the others are packed
+        self.fills_spare: Callable[[], bool] = lambda: True  # known once all layers have their methods
         self.is_streamed = False
 
     @property
@@ -154,7 +155,8 @@ class ExpertLinear(AdaptedLayer):
         packed = [self._packed(forms) for forms in each]
         if all(isinstance(one, UnpackedWeight) for one in packed) and len(self.stored) == 1 and self.stored[0].is_plain:
             return
-        packed += [self._spare() or packed[0]] * self.spare  # the place of what comes later
+        if self.fills_spare():
+            packed += [self._spare() or packed[0]] * self.spare  # the place of what comes later
         self.packed, self._held = stack_experts(packed, self.dtype, self.ops), None
         for weight in self.stored:
             weight.drop()

@@ -62,6 +62,7 @@ class SharedAmongExperts(SharedExperts):
         super().__init__(ctx, hidden_size, size, hidden_act)
         self.gate_up_proj: _GateUp = _GateUp(ctx, hidden_size, size, self, gate_up)
         self.down_proj: _Down = _Down(ctx, hidden_size, size, self, down)
+        gate_up.fills_spare = down.fills_spare = lambda: self.is_among
 
     @cached_property
     def is_among(self) -> bool:

@@ -175,6 +175,7 @@ def test_what_tokens_share_lies_among_experts_that_are_stored_alike(judge: Any, 
     assert cast("SharedAmongExperts", layer.shared_experts).is_among == is_alike
     assert (E in layer.gate.choose(x, step([5] * 9)).ids[0].tolist()) == is_alike
     assert layer.experts.num_shared == is_alike, "kernels count on an expert that every token goes to"
+    assert {len(tensor) for tensor in layer.experts.slot_tensors} == {E + is_alike}, "no slot for what is elsewhere"
     assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
