@@ -51,7 +51,8 @@ class CrossAttention(KVAttentionLayer):
         self.layer_index, self.num_positions, self.tp = layer_index, num_positions, ctx.groups.tp
         self.choose_cache(ctx)
         self.is_capturable = self.ops.is_capturable
-        is_plain = self.kv_scales is None and self.kv_dtype == ctx.dtype
+        # Not in fp32: its sums would be cut otherwise in steps with fewer tokens (I6).
+        is_plain = self.kv_scales is None and self.kv_dtype == ctx.dtype != torch.float32
         self._attend_encoded = self.ops.encoded(self.head_dim, num_positions) if is_plain else None
 
     @property

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from app.distributed.parallel_groups import ParallelGroups
-from app.kernels.attention import AttentionMetadata
+from app.kernels.attention import ENCODED_TOKENS, AttentionMetadata, EncodedStep
 from app.kernels.attention.reference import OPS
 from app.layers.attention import AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
@@ -20,9 +20,9 @@ SIZE, HEADS, WIDTH, POSITIONS, BLOCK = 24, 3, 8, 21, 4
 CTX = BuildContext(torch.float32, torch.device("cpu"), 64, OPS, ParallelGroups())
 
 
-def layer() -> CrossAttention:
+def layer(ctx: BuildContext = CTX) -> CrossAttention:
     settings = AttentionSettings(SIZE, HEADS, HEADS, WIDTH, qkv_bias=True, output_bias=True, norm_eps=1e-5)
-    made = CrossAttention(CTX, settings, 0, POSITIONS)
+    made = CrossAttention(ctx, settings, 0, POSITIONS)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -68,6 +68,23 @@ def test_a_step_that_nobody_asked_for_reads_the_first_slot() -> None:
     given = {SLOTS: torch.zeros(2, dtype=torch.int32), LENGTHS: whole}
     expected = made(x, PLAIN, context(cache, 2, given))
     assert torch.equal(made(x, PLAIN, context(cache, 2, {})), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_steps_of_any_size_run_one_kernel_in_fp32(dtype: torch.dtype) -> None:
+    """That of few tokens cuts sums otherwise, and neighbours may not decide about them."""
+    noted: list[int] = []
+
+    def attend(query: torch.Tensor, cache: torch.Tensor, step: EncodedStep, scale: float) -> torch.Tensor:
+        noted.append(len(query))
+        return torch.zeros_like(query)
+
+    made = layer(replace(CTX, dtype=dtype, attention_ops=replace(OPS, encoded=lambda head_dim, num_positions: attend)))
+    cache = torch.zeros(6, *made.cache_spec().block_shape(BLOCK), dtype=dtype)
+    for num_tokens in (2, ENCODED_TOKENS + 1):
+        made(torch.randn(num_tokens, SIZE, dtype=dtype), PLAIN, context(cache, num_tokens, {}))
+    assert noted == ([] if dtype == torch.float32 else [2])
 
 
 def test_layers_plan_apart_from_those_of_tokens() -> None:
