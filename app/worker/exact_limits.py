@@ -77,7 +77,8 @@ SHOWN = frozenset(
         "XGLMForCausalLM",
     }
 )
-# On GPUs these were not compared: soft caps, and functions of theirs, have no kernel there that was shown to be exact.
+# On GPUs these were not compared. Functions of theirs have no kernel there that was shown to be exact; the soft caps of
+# Gemma 2's attention have one.
 SHOWN_ON_GPUS = SHOWN - {
     "BioGptForCausalLM",
     "FalconForCausalLM",
