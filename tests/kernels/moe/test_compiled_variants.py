@@ -52,7 +52,7 @@ MODELS = {
     "deepseek-v3": (256, RoutingRule(8, scoring="sigmoid", num_groups=8, groups_chosen=4, num_shared=1)),
 }
 STORED = ("gpt-oss", "qwen3-moe")
-ROUNDED = ("qwen3-moe", "deepseek-v3")
+ROUNDED = ("qwen3-moe", "deepseek-v3", "qwen3.5-moe")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_none_is_compiled_in_the_midst_of_traffic(model: str, form: str) -> None
     zeros: Any = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)  # noqa: E731
     x, gate, norm = zeros(8192, SIZE), zeros(num_experts + rule.gates_shared, SIZE), zeros(SIZE)
     made = {"plain": zeros, "4 bits": in_4_bits, "fp8": in_fp8}[form]
-    weights = ExpertWeights(made(experts, 2 * WIDTH, SIZE), made(experts, SIZE, WIDTH))
+    weights = ExpertWeights(made(experts, 2 * WIDTH, SIZE), made(experts, SIZE, WIDTH), num_shared=rule.num_shared)
     slots = torch.zeros(len(x), dtype=torch.int64)
 
     def layer(tokens: int) -> None:
