@@ -3,8 +3,8 @@
 
 The product of a few tokens with a gate's weight takes several programs to read the weight in time: each multiplies some
 experts, over a share of K. The program of some tokens that comes last adds the shares up, in a fixed order, and
-chooses. Many tokens' logits are a library's product, and the choosing a launch behind it, whose programs are small;
-logits given as they are need the choosing alone.
+chooses. Many tokens' logits are a library's product, but on AMD's GPUs, and the choosing a launch behind it, whose
+programs are small; logits given as they are need the choosing alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.kernels.quick_launch import quick_launch
 
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _TAKEN = tl.constexpr(-(1 << 31))  # less than all keys
-MOST_IN_ONE = 16  # tokens whose product and choice are one launch; in fp32 any number
+MOST_IN_ONE = 16  # tokens whose product and choice are one launch; in fp32, and on AMD's GPUs, any number
 _SPLITS = 4  # of K; the same for any number of tokens (I6)
 
 
@@ -253,7 +253,8 @@ def gate_tile(num_tokens: int, dtype: torch.dtype) -> GateTile:
         return GateTile(16, 16, 128, _SPLITS, 4, 4)
     if num_tokens <= 1024:
         return GateTile(16, 32, 128, 2, 4, 3)
-    return GateTile(32, 128, 128, 2 if num_tokens <= 4096 else 1, 4, 3)
+    # On AMD's GPUs alone (see `gate`), whose shared memory holds so many stages.
+    return GateTile(32, 128, 128, 2 if num_tokens <= 4096 else 1, 4, 2)
 
 
 _CHOICE = GateTile(2, 16, 512, 1, 1, 1)  # of logits that are there: small programs choose soonest
@@ -347,7 +348,9 @@ def gate(
     rows, num_experts = x.rows if isinstance(x, DeferredNorm) else x, len(weight) - rule.gates_shared
     wide = torch.float32 if torch.float32 in (rows.dtype, weight.dtype) else rows.dtype
     logits = None
-    if tile is None and len(rows) > MOST_IN_ONE and wide != torch.float32 and rows.dtype == weight.dtype:
+    # On AMD's GPUs any number is one launch: PyTorch's product of 16 bits gives no fp32 there.
+    is_apart = len(rows) > MOST_IN_ONE and wide != torch.float32 and torch.version.hip is None
+    if tile is None and is_apart and rows.dtype == weight.dtype:
         tile, logits = _CHOICE, product_logits(rows, weight[:num_experts])
     tile = tile or gate_tile(len(rows), wide)
     return _launch(x, weight, bias, num_experts, rule, correction, slot_mapping, tile, logits)

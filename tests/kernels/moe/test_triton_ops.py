@@ -246,6 +246,17 @@ def test_gate(num_tokens: int, size: int, dtype: torch.dtype, monkeypatch: pytes
             torch.testing.assert_close(found.weights.double().cpu(), true_weights, rtol=1e-4, atol=1e-6)
 
 
+def test_a_gate_is_one_launch_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(triton_gate, "product_logits", None)  # not to be called
+    torch.manual_seed(0)
+    x, weight = torch.randn(MOST_IN_ONE + 1, 64).half(), torch.randn(20, 64).half()
+    found = gate(x.to(DEVICE), weight.to(DEVICE), None, replace(RULES["mixtral"], weights_dtype=None))
+    true_ids, true_weights = true_routing(F.linear(x.double(), weight.double()), RULES["mixtral"])
+    assert found.ids.tolist() == true_ids
+    torch.testing.assert_close(found.weights.double().cpu(), true_weights, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_few_tokens(num_tokens: int) -> None:
     """The down product and the sum in one launch: padding, biases, widths that the tiles do not divide."""
