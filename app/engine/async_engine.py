@@ -66,7 +66,7 @@ class AsyncEngine:
         self._bundles = Bundles()
         self._given_up: set[str] = set()  # told an error, and not yet ended in the core; the engine's thread alone
         self._step_began: float | None = None  # monotonic; None between steps
-        self._step_limit = StepLimit(core.config.step_timeout_s, core.config.max_num_batched_tokens)
+        self._step_limit = StepLimit(core.config.step_timeout_s)
 
     # ---- any thread
 
@@ -140,7 +140,8 @@ class AsyncEngine:
 
     def step_limit_s(self) -> float:
         """Returns how long a step may take, in seconds, before it counts as hung; by the steps that there were."""
-        return self._step_limit.limit_s(self._core.stats().prefill_token_s)
+        max_step_tokens = self._core.scheduler.max_step_tokens  # an encoder's may be more than its option says
+        return self._step_limit.limit_s(self._core.stats().prefill_token_s, max_step_tokens)
 
     def check_health(self) -> None:
         """Raise EngineDeadError when the engine cannot make progress: thread or worker gone, or a step that hangs."""

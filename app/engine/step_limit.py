@@ -17,20 +17,19 @@ class StepLimit:
     One thread notes, any thread asks.
     """
 
-    def __init__(self, most_s: float, max_step_tokens: int) -> None:
+    def __init__(self, most_s: float) -> None:
         self.most_s = most_s
-        self._max_step_tokens = max_step_tokens
         self._durations: deque[float] = deque(maxlen=WINDOW)
 
     def note(self, seconds: float) -> None:
         """A step has taken so long."""
         self._durations.append(seconds)
 
-    def limit_s(self, prefill_token_s: float) -> float:
+    def limit_s(self, prefill_token_s: float, max_step_tokens: int) -> float:
         """The limit now; `prefill_token_s` is 0 where no prefill has been measured."""
         durations = sorted(self._durations.copy())
         if len(durations) < MIN_STEPS or not prefill_token_s:
             return self.most_s
         p99 = durations[min(len(durations) - 1, int(0.99 * len(durations)))]
-        longest = max(p99, prefill_token_s * self._max_step_tokens)
+        longest = max(p99, prefill_token_s * max_step_tokens)
         return min(self.most_s, max(FLOOR_S, TIMES_P99 * longest))

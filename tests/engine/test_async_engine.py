@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.config.engine import EngineConfig
-from app.engine import control, step_limit
+from app.engine import assembly, control, step_limit
 from app.engine.async_engine import AsyncEngine
 from app.engine.core import EngineCore
 from app.errors import EngineDeadError, InvalidRequestError, PromptTooLongError, UnsupportedError
@@ -236,6 +236,17 @@ def test_a_step_far_longer_than_those_before_it_hangs(
     setup.engine.add_request(make_request("r", [1]))
     with pytest.raises(EngineDeadError, match="has been running a step for more than"):
         limits.wait_until(setup.engine.check_health, "the notice")
+
+
+def test_a_step_may_take_as_long_as_one_of_the_schedulers_most_tokens(
+    make_engine: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder's are more than the option has by default."""
+    monkeypatch.setattr(assembly, "step_budget", lambda *_, **__: 8192)
+    monkeypatch.setattr(step_limit.StepLimit, "limit_s", lambda _limit, _token_s, max_step_tokens: max_step_tokens)
+    setup = make_engine()
+    assert setup.core.config.max_num_batched_tokens == 2048
+    assert setup.engine.step_limit_s() == 8192
 
 
 def test_health_before_start_and_after_shutdown(make_engine: Callable[..., Setup]) -> None:

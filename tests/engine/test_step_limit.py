@@ -10,10 +10,10 @@ MOST_S = 300.0
 
 
 def limit_after(durations: list[float], prefill_token_s: float = 1e-4) -> float:
-    limit = StepLimit(MOST_S, max_step_tokens=2048)
+    limit = StepLimit(MOST_S)
     for duration in durations:
         limit.note(duration)
-    return limit.limit_s(prefill_token_s)
+    return limit.limit_s(prefill_token_s, max_step_tokens=2048)
 
 
 def test_too_few_steps_say_nothing() -> None:

@@ -114,6 +114,11 @@ class Scheduler:
 
     # ---- requests come and go
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens in one step."""
+        return self._rules.max_num_batched_tokens
+
     def add(self, request: Request) -> None:
         """Take a request in; its id must be new."""
         assert request.request_id not in self.requests
