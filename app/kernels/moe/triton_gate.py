@@ -278,13 +278,14 @@ def _rule_arguments(rule: RoutingRule, num_experts: int) -> dict[str, Any]:
 
 
 def _launch(
-    given: Activations, weight: torch.Tensor | None, bias: torch.Tensor | None, num_experts: int,
-    rule: RoutingRule, correction: torch.Tensor | None, slot_mapping: torch.Tensor | None,
-    tile: GateTile, logits: torch.Tensor | None = None,
+    given: Activations, weight: torch.Tensor | None, bias: torch.Tensor | None, rule: RoutingRule,
+    correction: torch.Tensor | None, slot_mapping: torch.Tensor | None, tile: GateTile,
+    logits: torch.Tensor | None = None,
 ) -> Routing:  # fmt: skip
     """`logits` [T, E]: the product, but for that of the shared ones' row; without a weight they are `given`."""
     x, squares, eps = (given.rows, given.squares, given.eps) if isinstance(given, DeferredNorm) else (given, None, 0.0)
     num_tokens, device = x.shape[0], x.device
+    num_experts = (x.shape[1] if weight is None else len(weight)) - rule.gates_shared
     ids = torch.empty(num_tokens, rule.num_chosen, dtype=torch.int32, device=device)
     weights = torch.empty(num_tokens, rule.num_chosen, dtype=torch.float32, device=device)
     shares = arrived = None
@@ -331,7 +332,7 @@ def route(
 ) -> Routing:
     """The same as `reference.route`."""
     tile = GateTile(16, 16, 16, 1, 4, 1, is_fixed=is_fixed)
-    return _launch(logits, None, None, logits.shape[1] - rule.gates_shared, rule, correction, slot_mapping, tile)
+    return _launch(logits, None, None, rule, correction, slot_mapping, tile)
 
 
 def gate(
@@ -353,7 +354,7 @@ def gate(
     if tile is None and is_apart and rows.dtype == weight.dtype:
         tile, logits = _CHOICE, product_logits(rows, weight[:num_experts])
     tile = tile or gate_tile(len(rows), wide)
-    return _launch(x, weight, bias, num_experts, rule, correction, slot_mapping, tile, logits)
+    return _launch(x, weight, bias, rule, correction, slot_mapping, tile, logits)
 
 
 def product_logits(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
