@@ -118,6 +118,8 @@ class Pooling:
     def _parse(self, prompt: Prompt, limit: int | None) -> PoolingPrompt:
         if has_media(prompt):
             self._info()
+            if limit is not None:
+                raise UnsupportedError("a prompt with pictures or sounds is not cut", param="truncate_prompt_tokens")
             shown = self._encoder.encoded(prompt)
             return PoolingPrompt(shown.token_ids, asks=shown.asks)
         given = text_or_ids(prompt)

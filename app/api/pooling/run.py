@@ -130,7 +130,7 @@ async def read_inputs(
     room = pooled_room(body, model, "messages" if body.messages is not None else "input")
     prompt = body.prompt(pooling_of(model).prompts)
     if body.messages is not None and model.media is not None and _is_alone(model):
-        return await _alone(work, model, body.messages, limits, room)
+        return await _alone(work, model, body, body.messages, limits, room)
     if body.messages is not None:
         options = ChatOptions(
             messages=body.messages,
@@ -170,12 +170,24 @@ def _is_alone(model: ServedModel) -> bool:
 
 
 async def _alone(
-    work: RequestWork, model: ServedModel, messages: Sequence[ChatMessage], limits: RequestLimits, room: TextRoom
+    work: RequestWork,
+    model: ServedModel,
+    body: InputBody,
+    messages: Sequence[ChatMessage],
+    limits: RequestLimits,
+    room: TextRoom,
 ) -> list[PoolingPrompt]:
     """A message to a model that has no conversations."""
-    asked = [one for i, message in enumerate(messages) for one in message.media(f"messages.{i}")]
+    _refuse_template(body)
+    if [message.role for message in messages] != ["user"]:
+        what = "the model has no conversations: a prompt is one message, of the user"
+        raise InvalidRequestError(f"messages: {what}", param="messages")
+    (message,) = messages
+    asked = message.media("messages.0")
+    if asked:
+        _refuse_cut(room)
     pictures = await read_media(work, model, asked, limits, room) if asked else []
-    text, late = "".join(message.text() for message in messages), pooling_of(model).late
+    text, late = message.text(), pooling_of(model).late
     assert model.media is not None
     if late is not None and pictures:
         ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, text, "messages")
@@ -197,11 +209,29 @@ async def read_page(
     room: TextRoom,
 ) -> PoolingPrompt:
     """The prompt of one page's picture."""
+    _refuse_cut(room)
     field = part.field("")
     pictures = await read_media(work, model, [(field, part)], limits, room)
     assert model.media is not None
     ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, "", field)
     return PoolingPrompt(ids, asks=asks)
+
+
+def _refuse_template(body: InputBody) -> None:
+    """UnsupportedError names an option of chat templates, where the model has none."""
+    given = {
+        "add_generation_prompt": body.add_generation_prompt,
+        "chat_template_kwargs": body.chat_template_kwargs is not None,
+        "add_special_tokens": "add_special_tokens" in body.model_fields_set,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UnsupportedError("this model's messages go through no chat template", param=name)
+
+
+def _refuse_cut(room: TextRoom) -> None:
+    if room.keeps != "all":
+        raise InvalidRequestError("a picture is not cut", param="truncate_prompt_tokens")
 
 
 def _shown(token_ids: list[int], asks: tuple[object, ...], room: TextRoom) -> PoolingPrompt:
