@@ -236,7 +236,9 @@ class RerankRequest(ScoredBody):
         min_length=1, description="Texts, or objects with a `text` or an `image`."
     )
     top_n: Count = Field(0, ge=0, description="Only the best so many; 0: all.")
-    return_documents: bool = Field(True, description="Repeat each document's text in its result.")
+    return_documents: bool = Field(
+        True, description="Repeat each document's text in its result; pictures are not repeated."
+    )
     max_tokens_per_doc: Count | None = Field(None, ge=1, description="Cut each document to so many tokens.")
 
     @field_validator("documents", mode="before")

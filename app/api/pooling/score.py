@@ -188,6 +188,7 @@ async def _late_scores(
     _refuse_activation(body)
     work, before = work_of(request), pooling_of(model).prompts
     firsts = list(dict.fromkeys(first for first, _ in asked.items))
+    _check_count(model, asked)
     seconds = {_key(second): second for _, second in asked.items}
     queries = [before.first_of(QUERY) + text for text in firsts]
     documents = [before.first_of(DOCUMENT) + text for text in seconds.values() if isinstance(text, str)]
@@ -198,6 +199,7 @@ async def _late_scores(
             prompts.append(next(texts))
         else:
             prompts.append(await read_page(work, model, late, one, limits, room))
+    _refuse_empty(asked, dict(zip(seconds, prompts[len(firsts) :], strict=True)))
     params, names = PoolingParams(task="token_embed"), {"prompt": asked.field}
     results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
     vectors = [result.array() for result in results]
@@ -208,8 +210,26 @@ async def _late_scores(
     return await work.run(products * PRODUCT_S, _all_scores, late, pairs), prompts
 
 
-def _key(item: str | ImagePart) -> str | int:
-    return item if isinstance(item, str) else id(item)
+def _key(item: str | ImagePart) -> tuple[type, str]:
+    """Equal of what is computed once."""
+    return type(item), item if isinstance(item, str) else item.url
+
+
+def _check_count(model: ServedModel, asked: _Pairs) -> None:
+    """InvalidRequestError names the first picture that is one too many for a request."""
+    fields = [second.field("") for _, second in asked.items if isinstance(second, ImagePart)]
+    most = None if model.media is None else model.media.most("image")
+    if most is not None and len(fields) > most:
+        what = f"{len(fields)} pictures; at most {most} a request (media.max_images, limit_mm_per_prompt)"
+        raise InvalidRequestError(f"{fields[most]}: {what}", param=fields[most])
+
+
+def _refuse_empty(asked: _Pairs, prompts: Mapping[tuple[type, str], PoolingPrompt]) -> None:
+    """InvalidRequestError names the first document that has no token."""
+    for i, (_, second) in enumerate(asked.items):
+        if not prompts[_key(second)].token_ids:
+            field = f"{asked.field}.{i}"
+            raise InvalidRequestError(f"{field}: is empty; it must hold at least one token", param=field)
 
 
 def _all_scores(late: LateInteraction, pairs: list[tuple[Float32Array, Float32Array]]) -> list[float]:

@@ -13,6 +13,7 @@ import pytest
 
 from app import LLM
 from app.media.reader import MediaReader
+from app.records.media import MediaAsk
 from tests.api.pooling_engines import PoolingEngines
 from tests.media.media_model import reader
 from tests.media.pictures import file_of, picture
@@ -20,12 +21,13 @@ from tests.models.multimodal.test_col_qwen2 import written
 
 FILE = file_of(picture(30, 20))
 PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(FILE).decode()}"}}
+MOST = 3  # pictures of a request
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "num_blocks": 128}
 
 
 @pytest.fixture(scope="module")
 def own_reader() -> Iterator[MediaReader]:
-    found = reader()
+    found = reader(max_images=MOST)
     yield found
     found.close()
 
@@ -77,13 +79,30 @@ def test_a_prompt_is_a_text_or_a_page(http: httpx.Client) -> None:
         assert "a text or a picture" in answer.json()["error"]["message"]
 
 
-def test_pages_are_ranked_beside_texts(http: httpx.Client) -> None:
+def test_what_has_no_template_takes_one_message_of_the_user(http: httpx.Client) -> None:
+    for field, body in {
+        "add_generation_prompt": {"add_generation_prompt": True},
+        "chat_template_kwargs": {"chat_template_kwargs": {}},
+        "add_special_tokens": {"add_special_tokens": True},
+        "truncate_prompt_tokens": {"truncate_prompt_tokens": 9},
+        "messages": {"messages": said("a") + said(PART)},
+        "messages ": {"messages": [{"role": "system", "content": "a"}]},
+    }.items():
+        answer = http.post("/pooling", json={"model": "pages", "messages": said(PART), **body})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == field.strip()
+
+
+def test_pages_are_ranked_beside_texts(http: httpx.Client, engines: PoolingEngines) -> None:
     url = PART["image_url"]["url"]
     other = f"data:image/png;base64,{base64.b64encode(file_of(picture(16, 16, seed=1))).decode()}"
     documents = [{"image": url}, "this one", {"image": other}, {"text": "that one"}, {"image": url}]
     body = {"model": "pages", "query": "which page?", "documents": documents}
+    before = len(engines.requests)
     answer = http.post("/v1/rerank", json=body)
     assert answer.status_code == 200, answer.text
+    asked = [item for request in engines.requests[before:] for item in request.asks if isinstance(item, MediaAsk)]
+    assert len(asked) == 2  # what comes twice is computed once
     found = {one["index"]: one for one in answer.json()["results"]}
     query = vectors(http, input="which page?", input_type="query")
     for i, document in enumerate(documents):
@@ -95,6 +114,9 @@ def test_pages_are_ranked_beside_texts(http: httpx.Client) -> None:
     for changed, field in (
         ({"documents": [{"image": url, "text": "both"}]}, "text or image"),
         ({"documents": [{"image": url}], "max_tokens_per_doc": 3}, "max_tokens_per_doc"),
+        ({"documents": [{"image": url}], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+        ({"documents": [{"image": url}, {"text": ""}]}, "documents.1: is empty"),
+        ({"documents": [{"image": url}] * (MOST + 1)}, f"documents.{MOST}.image: {MOST + 1} pictures; at most {MOST} "),
         ({"documents": ["a", {"image": "data:image/png;base64,AAAA"}]}, "documents.1.image"),
         ({"documents": [{"image": url}], "instruction": "rank"}, "instruction"),
     ):
