@@ -18,7 +18,7 @@ _FIELDS = {
 
 
 class InternVLChatProcessor(InternVLProcessor):
-    """Prepares as the code beside the published files does."""
+    """Prepares as the code beside the published files does, with its defaults for what config.json leaves out."""
 
     @classmethod
     def settings_of(cls, own: Mapping[str, Any], hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,11 +27,11 @@ class InternVLChatProcessor(InternVLProcessor):
         check(told, _FIELDS, "config.json")
         if told.get("pad2square"):
             raise UnsupportedError("pad2square: pictures are resized to tiles, not padded", param="model")
-        tiles = {"min_patches": told.get("min_dynamic_patch", 1), "max_patches": told.get("max_dynamic_patch", 12)}
+        tiles = {"min_patches": told.get("min_dynamic_patch", 1), "max_patches": told.get("max_dynamic_patch", 6)}
         side = {} if "size" in own else {"size": told.get("force_image_size")}
-        is_cut = bool(told.get("dynamic_image_size", True))
+        is_cut = bool(told.get("dynamic_image_size", False))
         settings = super().settings_of({**tiles, **side, "crop_to_patches": is_cut, **own}, hf)
-        return {**settings, "has_whole": bool(told.get("use_thumbnail", True))}
+        return {**settings, "has_whole": bool(told.get("use_thumbnail", False))}
 
     @property
     def written(self) -> str:

@@ -16,6 +16,7 @@ from app.models.multimodal.over_text import MediaOverText
 PARTS = ("q_proj", "k_proj", "v_proj")
 # What config.json may say, and what alone is built: how patches are merged, and whose hidden states are read.
 _BUILT = {"ps_version": "v2", "select_layer": -1}
+_USUAL = {"ps_version": "v1", "select_layer": -1}  # where config.json leaves them out
 
 
 class InternChatEncoder(InternEncoder):
@@ -33,7 +34,8 @@ class InternChatEncoder(InternEncoder):
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         for name, built in _BUILT.items():
-            if (found := info.hf_config.get(name, built)) != built:
+            told = info.hf_config.get(name)
+            if (found := _USUAL[name] if told is None else told) != built:
                 raise UnsupportedError(f"{info.architecture} with {name}={found}; {built} is supported", param="model")
         super().__init__(ctx, info)
 
