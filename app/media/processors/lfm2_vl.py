@@ -17,12 +17,13 @@ MAX_TILES = whole(1, 64)
 FIELDS: Mapping[str, Kind] = {
     **{"encoder_patch_size": SIDE, "downsample_factor": whole(1, 16), "tile_size": SIDE},
     **{"min_tiles": MAX_TILES, "max_tiles": MAX_TILES, "min_image_tokens": COUNT, "max_image_tokens": COUNT},
-    **{"do_image_splitting": FLAG, "use_thumbnail": FLAG, "max_pixels_tolerance": number(above=0, most=1e6)},
+    **dict.fromkeys(("do_image_splitting", "use_thumbnail", "use_image_special_tokens"), FLAG),
+    "max_pixels_tolerance": number(above=0, most=1e6),
 }
 DEFAULTS: Mapping[str, Any] = {
     **{"encoder_patch_size": 16, "downsample_factor": 2, "tile_size": 512, "min_tiles": 2, "max_tiles": 10},
     **{"min_image_tokens": 64, "max_image_tokens": 256, "do_image_splitting": True, "use_thumbnail": True},
-    "max_pixels_tolerance": 2.0,
+    **{"use_image_special_tokens": True, "max_pixels_tolerance": 2.0},
 }
 
 
@@ -64,7 +65,8 @@ class Lfm2VlProcessor(Processor):
         columns, rows = self._tiles(size)
         seen = self.placeholder, wide * high // square**2
         if columns * rows == 1:
-            return Layout((wide, high), (0, high // patch, wide // patch), (("<|image_start|>", 1), seen, _END))
+            grid = 0, high // patch, wide // patch
+            return Layout((wide, high), grid, self._marked([("<|image_start|>", 1), seen, _END]))
         runs = [("<|image_start|>", 1)]
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
@@ -73,7 +75,12 @@ class Lfm2VlProcessor(Processor):
         has_whole = s["use_thumbnail"]
         runs += [("<|img_thumbnail|>", 1), seen] if has_whole else []
         grid = rows * columns, has_whole * high // patch, has_whole * wide // patch
-        return Layout((columns * s["tile_size"], rows * s["tile_size"]), grid, (*runs, _END))
+        return Layout((columns * s["tile_size"], rows * s["tile_size"]), grid, self._marked([*runs, _END]))
+
+    def _marked(self, runs: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+        """The runs of a picture, with the marks around and between its pieces or without them."""
+        has_marks = self.settings["use_image_special_tokens"]
+        return tuple(run for run in runs if has_marks or run[0] == self.placeholder)
 
     def _whole(self, size: Size) -> Size:
         """Width and height of a picture that is not cut: whole squares of patches, neither too few nor too many."""

@@ -70,8 +70,8 @@ def judged(size: tuple[int, int], told: dict[str, Any]) -> tuple[tuple[int, int]
         image_token="<image>", image_start_token="<|image_start|>", image_end_token="<|image_end|>",
         image_thumbnail_token="<|img_thumbnail|>",
     )  # fmt: skip
-    tokens = (TILE // PATCH // 2) ** 2, wide * high // (2 * PATCH) ** 2
-    return (wide, high), (columns, rows), j["_build_image_tokens"](names, rows, columns, *tokens, True, True)
+    tokens, marks = ((TILE // PATCH // 2) ** 2, wide * high // (2 * PATCH) ** 2), told["use_image_special_tokens"]
+    return (wide, high), (columns, rows), j["_build_image_tokens"](names, rows, columns, *tokens, True, marks)
 
 
 def rows_of(image: Image.Image) -> np.ndarray:
@@ -81,7 +81,14 @@ def rows_of(image: Image.Image) -> np.ndarray:
     return pixels.reshape(rows, PATCH, columns, PATCH, 3).transpose(0, 2, 4, 1, 3)
 
 
-@pytest.mark.parametrize("own", [{}, {"do_image_splitting": False}, {"min_tiles": 3, "max_image_tokens": 5}], ids=str)
+@pytest.mark.parametrize(
+    "own",
+    [
+        *({}, {"do_image_splitting": False}, {"min_tiles": 3, "max_image_tokens": 5}),
+        {"use_image_special_tokens": False},
+    ],
+    ids=str,
+)
 def test_sizes_tiles_and_tokens_are_transformers_and_pixels_pillow_s(own: dict[str, Any]) -> None:
     processor, cut = made(**own), 0
     for size in SIZES:
