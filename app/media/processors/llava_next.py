@@ -7,7 +7,7 @@ from typing import Any
 
 from app.checkpoints.fields.kinds import TEXT
 from app.media.processors.base import COUNT, SIDE, agree, checked, side_of
-from app.media.processors.llava_onevision import MOST_TILES, LlavaOnevisionProcessor, shapes_of
+from app.media.processors.llava_onevision import MOST_TILES, LlavaOnevisionProcessor, shapes_of, sides_of
 
 SIDES = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]  # heights and widths, where none are named
 _DEFAULT_SIDE, _DEFAULT_PATCH = 336, 14
@@ -32,7 +32,7 @@ class LlavaNextProcessor(LlavaOnevisionProcessor):
         return {
             "side": side,
             "patches": side // int(vision.get("patch_size") or _DEFAULT_PATCH),
-            "shapes": shapes_of(own.get("image_grid_pinpoints") or hf.get("image_grid_pinpoints") or SIDES, side),
+            "shapes": shapes_of(sides_of(own, hf, usual=SIDES), side),
             "most": MOST_TILES,
             "resample": int(own.get("resample", 3)),
         }

@@ -39,6 +39,12 @@ def most_tiles(aspect: str) -> int:
     return int(found[1])
 
 
+def sides_of(*files: Mapping[str, Any], usual: Any = None) -> Any:
+    """Returns `image_grid_pinpoints` of the first of a checkpoint's files that names them; the usual ones otherwise."""
+    told = (file.get("image_grid_pinpoints") for file in files)
+    return next((sides for sides in told if sides is not None), usual)
+
+
 def shapes_of(given: Any, side: int) -> list[Size]:
     """Rows and columns of tiles that a picture may have, from `image_grid_pinpoints`: heights and widths in pixels."""
     if given is None:
@@ -82,7 +88,7 @@ class LlavaOnevisionProcessor(Processor):
         return {
             "side": side,
             "patches": side // int(vision.get("patch_size") or 14),
-            "shapes": shapes_of(own.get("image_grid_pinpoints") or hf.get("image_grid_pinpoints"), side),
+            "shapes": shapes_of(sides_of(own, hf), side),
             "most": most_tiles(str(aspect)),
             "resample": int(own.get("resample", 3)),
         }

@@ -14,7 +14,15 @@ from app.checkpoints.model_info import ModelInfo
 from app.layers.context import BuildContext
 from app.layers.weight import REPLICATED, Weight
 from app.media.processors.llava_next import SIDES
-from app.media.processors.llava_onevision import MOST_TILES, Grid, kept_patches, most_tiles, num_tokens, shapes_of
+from app.media.processors.llava_onevision import (
+    MOST_TILES,
+    Grid,
+    kept_patches,
+    most_tiles,
+    num_tokens,
+    shapes_of,
+    sides_of,
+)
 from app.models.decoder_settings import DecoderSettings
 from app.models.multimodal.base import MediaEncoder, Picture
 from app.models.multimodal.llava import CLIP_TOWER, LLAVA, PROJECTOR, SIGLIP_TOWER, chosen_tower, projector, tower_kind
@@ -46,7 +54,7 @@ class NextEncoder(TileEncoder):
         self.patches = self.tower.side // self.tower.patch  # along a tile's side
         self.most = self.most_kept(model)
         self.scale = text_family(info).settings(info).embedding_scale  # Granite's, which it has for all embeddings
-        self.shapes = shapes_of(info.hf_config.get("image_grid_pinpoints") or self.sides, self.tower.side)
+        self.shapes = shapes_of(sides_of(info.hf_config, usual=self.sides), self.tower.side)
 
     def most_kept(self, model: VisionConfig) -> int:
         """Returns of how many tiles a picture keeps the patches; further ones are shrunk."""

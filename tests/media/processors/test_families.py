@@ -24,7 +24,8 @@ PARTS = {
     "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 TILES = {"size": {"height": 32, "width": 32}, "max_patches": 6}
-CHAT = {"max_dynamic_patch": 6, "vision_config": {"image_size": 32, "patch_size": 16}}
+EYES = {"vision_config": {"image_size": 32, "patch_size": 16}}
+CHAT = {**EYES, "max_dynamic_patch": 6, "dynamic_image_size": True, "use_thumbnail": True}
 SMOL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
 ONE_VISION = {"size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 64], [96, 32]]}
 NEXT = {
@@ -114,6 +115,9 @@ def test_tokens_are_those_of_transformers_rules() -> None:
     assert written(plain.layout((64, 32))) == f"<img>{one * 2}</img>"
     assert (plain.written, plain.layout((64, 32)).grid[0]) == ("<image>", 2)
     assert made("internvl_chat", {}, {**CHAT, "dynamic_image_size": False}).layout((64, 32)).grid[0] == 1
+    assert made("internvl_chat", {}, EYES).layout((64, 32)).grid[0] == 1
+    usual = made("internvl_chat", {}, {**EYES, "dynamic_image_size": True, "max_dynamic_patch": None})
+    assert usual.layout((32 * 12, 32)).grid[0] == 6
     smol = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
     own = made("smolvlm", {**SMOL, "image_seq_len": 2}, {})
     names = ("<fake_token_around_image>", one, "<global-img>")
@@ -130,6 +134,9 @@ def test_what_is_refused() -> None:
         made("clip", {**CLIP, "crop_size": 99}, {})
     with pytest.raises(CheckpointError, match="hold 72 tiles of 32; at most 64"):
         made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[288, 256]]}, {})
+    for family in ("llava_next", "llava_onevision"):
+        with pytest.raises(CheckpointError, match="image_grid_pinpoints is no list"):
+            made(family, {**NEXT, "image_grid_pinpoints": []}, {"vision_config": {"image_size": 32}})
     with pytest.raises(CheckpointError, match="image_grid_pinpoints is"):
         made("llava_onevision", {**ONE_VISION, "image_grid_pinpoints": [[31, 32]]}, {})
     with pytest.raises(UnsupportedError, match="pad2square"):
