@@ -72,7 +72,7 @@ _DEFAULT_AUDIO_IDS = {
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
-_IMAGE_TEXTS = {"internvl_chat": "<IMG_CONTEXT>"}  # placeholders that no field names
+_IMAGE_TEXTS = {"internvl_chat": "<IMG_CONTEXT>"}  # placeholders, where no field names them
 _DEFAULT_IDS = {
     **{"gemma3": 262_144, "gemma3n": 262_145, "gemma4": 258_880, "mistral3": 10},
     **{"llava": 32_000, "llava_next": 32_000, "llava_onevision": 151_646},
@@ -147,10 +147,10 @@ def _seen(info: ModelInfo, kind: str) -> MediaInfo | None:
     if kind not in PROCESSORS or not isinstance(vision, dict):
         return None
     processor = "pixtral" if vision.get("model_type") == "pixtral" else PROCESSORS[kind]
-    if kind in _IMAGE_TEXTS:
-        hf = {"image_token_id": added_token_id(info.directory, _IMAGE_TEXTS[kind]), **hf}
     names = (own[name] for own in (hf, vision) for name in _IMAGE_FIELDS if isinstance(own.get(name), int))
     image = next(names, _DEFAULT_IDS.get(kind))
+    if image is None and kind in _IMAGE_TEXTS:
+        image = added_token_id(info.directory, _IMAGE_TEXTS[kind])
     if image is None:
         return None
     video = next((hf[name] for name in _VIDEO_FIELDS if hf.get(name) is not None), None)

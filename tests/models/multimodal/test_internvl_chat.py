@@ -34,10 +34,14 @@ def test_it_writes_and_its_placeholder_is_found_among_added_tokens(tmp_path: Pat
     media = MediaInfo.of(info)
     assert media is not None
     assert (media.processor, media.image_token_id) == ("internvl_chat", IMAGE)
+    (tmp_path / "added_tokens.json").unlink()
+    media = MediaInfo.of(info_with(tmp_path, image_token_id=7))
+    assert media is not None
+    assert media.image_token_id == 7  # no file need name the token
     assert info_with(tmp_path, architectures=["Qwen2_5OmniModel"]).runner("auto") == "generate"
 
 
-@pytest.mark.parametrize("fields", [{"ps_version": "v1"}, {"select_layer": -2}])
+@pytest.mark.parametrize("fields", [{"ps_version": "v1"}, {"ps_version": None}, {"select_layer": -2}])
 def test_what_is_built_otherwise_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     ctx = BuildContext(torch.float32, torch.device("meta"), 256, reference.OPS, ParallelGroups())
     InternChatEncoder(ctx, info_with(tmp_path))
