@@ -116,14 +116,18 @@ class WaitingRoom:
         have as much then: OverloadedError. A bundle of more prompts than the room takes enters one that is not full."""
         held = {name: sum(place.num_prompts for place in places) for name, places in self._of_tenant.items()}
         would_have = held.get(request.placement.tenant, 0) + request.num_prompts
+        last_first = {name: reversed(places) for name, places in self._of_tenant.items()}
+        leaving: list[tuple[str, _Waiting]] = []  # nobody goes for a request that is refused
         while sum(held.values()) >= most:
             largest = max(held, key=lambda name: held[name])
-            last = next(reversed(self._of_tenant[largest]))
+            last = next(last_first[largest])
             held[largest] -= last.num_prompts
             if held[largest] < would_have:
                 raise self._full_error()
-            last.is_displaced = True
-            self._leave(largest, last)
+            leaving.append((largest, last))
+        for tenant, place in leaving:
+            place.is_displaced = True
+            self._leave(tenant, place)
 
     def _full_error(self) -> OverloadedError:
         return OverloadedError(

@@ -122,6 +122,28 @@ def test_one_tenant_cannot_fill_the_room() -> None:
     run(scene())
 
 
+def test_nobody_goes_for_a_request_that_is_refused() -> None:
+    """Two of `greedy` could go, but the bundle is kept, and with it the room is full all the same."""
+
+    async def scene() -> None:
+        def bundle(size: int, tenant: str) -> EngineRequest:
+            params, placement = PoolingParams(task="embed"), Placement(tenant=tenant)
+            return bundled([EngineRequest(str(i), [1], params, placement=placement) for i in range(size)])
+
+        waiting, is_open = room(most=10), asyncio.Event()
+        kept = [asyncio.create_task(waiting.wait(request(tenant="greedy"), is_open.is_set)) for _ in range(9)]
+        await until(lambda: waiting.num_requests == 9)
+        kept.append(asyncio.create_task(waiting.wait(bundle(8, "large"), is_open.is_set)))
+        await until(lambda: waiting.num_requests == 17)
+        with pytest.raises(OverloadedError, match="17 requests wait"):
+            await waiting.wait(bundle(3, "other"), is_open.is_set)
+        is_open.set()
+        await asyncio.gather(*kept)
+        assert (waiting.num_requests, waiting._of_tenant) == (0, {})
+
+    run(scene())
+
+
 def test_who_waits_is_told_when_the_deadline_has_passed() -> None:
     async def scene() -> None:
         waiting = room()
