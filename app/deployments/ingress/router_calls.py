@@ -14,6 +14,11 @@ from app.deployments.channel.own_context import start_outside
 from app.deployments.channel.serve_port import answer_of
 from app.deployments.router.admission import Answer
 from app.deployments.router.question import Question
+from app.records.block_hash import HASH_BYTES
+
+# The Router takes a third of a microsecond for a hash, and has some 50 ms for all answers of one call.
+MOST_QUESTIONS = 32
+MOST_HASHES = 65536  # a question of more travels alone
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +62,16 @@ class RouterCalls:
             self._sender, self._sent = None, []
 
     def _take(self) -> list[Asked]:
-        waiting, self._waiting = self._waiting, []
-        return [asked for asked in waiting if not asked.answer.done()]
+        """The questions of the next call: those that came first, as many as one call may carry."""
+        waiting = [asked for asked in self._waiting if not asked.answer.done()]
+        count = size = 0
+        for asked in waiting[:MOST_QUESTIONS]:
+            size += len(asked.question.block_hashes)
+            if count and size > MOST_HASHES * HASH_BYTES:
+                break
+            count += 1
+        self._waiting = waiting[count:]
+        return waiting[:count]
 
     async def _call(self, batch: list[Asked]) -> None:
         """One call; if it fails, that is the answer to all in it. It ends once nobody waits for any of its answers."""

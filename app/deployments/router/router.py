@@ -8,6 +8,7 @@ comes. So a dead Router costs placement quality, never a request.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -54,8 +55,13 @@ class Router:
 
     async def route(self, questions: list[Question]) -> list[Answer | None]:
         """Decides which replica shall serve each request, or whether it has to wait or to go; None when the Router
-        knows no replica."""
-        return [self._answer(question) for question in questions]
+        knows no replica. Feeds and other ingresses have their turn between the answers."""
+        answers: list[Answer | None] = []
+        for question in questions:
+            if answers:
+                await asyncio.sleep(0)
+            answers.append(self._answer(question))
+        return answers
 
     def _answer(self, question: Question) -> Answer | None:
         model, excluded = question.model, question.excluded

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from app.deployments.ingress.router_calls import RouterCalls
+from app.deployments.ingress.router_calls import MOST_HASHES, MOST_QUESTIONS, RouterCalls
 from app.deployments.router.question import Question
 from app.deployments.routing.policies.base import Decision
+from app.records.block_hash import HASH_BYTES
 from tests.limits import run, until
 
 
@@ -36,8 +37,8 @@ class Router:
         self.calls[call][1].set_result([Decision(str(number)) for number in self.asked(call)])
 
 
-def question(number: int) -> Question:
-    return Question("m", number, 1, b"")
+def question(number: int, num_hashes: int = 0) -> Question:
+    return Question("m", number, 1, bytes(num_hashes * HASH_BYTES))
 
 
 def when(router: Router, count: int) -> Callable[[], bool]:
@@ -62,6 +63,30 @@ def test_those_that_come_meanwhile_travel_together() -> None:
         await until(when(router, 3))
         router.answer(2)
         assert await last.answer == Decision("4")
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("hashes", "sizes"),
+    [
+        ([0] * (2 * MOST_QUESTIONS + 3), [MOST_QUESTIONS, MOST_QUESTIONS, 3]),
+        ([MOST_HASHES // 2] * 5, [2, 2, 1]),
+        ([1, MOST_HASHES + 1, MOST_HASHES + 1, 1, 1], [1, 1, 1, 2]),
+    ],
+    ids=["many", "long", "too long"],
+)
+def test_a_call_carries_no_more_than_the_router_answers_in_time(hashes: list[int], sizes: list[int]) -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        asked = [calls.ask(question(number, size)) for number, size in enumerate(hashes)]
+        for call in range(len(sizes)):
+            await until(when(router, call + 1))
+            router.answer(call)
+        assert [await one.answer for one in asked] == [Decision(str(number)) for number in range(len(hashes))]
+        assert [len(questions) for questions, _ in router.calls] == sizes
+        assert [one for call in range(len(sizes)) for one in router.asked(call)] == list(range(len(hashes)))
 
     run(scene())
 

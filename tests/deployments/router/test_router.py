@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -72,6 +73,19 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         text = render([decode_snapshot(await router.metrics_snapshot())])
         assert f'manta:router_feeds{{model_name="m",router="{router._router_id}"}} 3.0' in text
         await router.check_health()
+        await Router.__del__(router)
+
+    run(main())
+
+
+def test_others_have_their_turn_between_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        router, _ = await make(monkeypatch, "", policy="round_robin")
+        answered: list[str] = []
+        monkeypatch.setattr(router, "_answer", lambda question: answered.append(question.session))
+        both = [[Question("m", 10, 10, b"", session) for _ in range(3)] for session in ("one", "other")]
+        await asyncio.gather(*(router.route(questions) for questions in both))
+        assert answered == ["one", "other"] * 3
         await Router.__del__(router)
 
     run(main())
