@@ -74,7 +74,7 @@ class RouterCalls:
         return waiting[:count]
 
     async def _call(self, batch: list[Asked]) -> None:
-        """One call; if it fails, that is the answer to all in it. It ends once nobody waits for any of its answers."""
+        """One call; if all of it fails, that is the answer to all in it. It ends once nobody waits for any answer."""
         call = asyncio.ensure_future(answer_of(self._handle, ([asked.question for asked in batch],), {}))
         left = len(batch)
 

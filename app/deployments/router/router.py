@@ -9,6 +9,7 @@ comes. So a dead Router costs placement quality, never a request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,8 @@ from app.telemetry.metrics_recorder import MetricsRecorder
 PING_TIMEOUT_S = 1.0
 _ADMISSION = AdmissionConfig()
 
+logger = logging.getLogger("manta.router")
+
 
 class Router:
     """One load book with its index per model. `engines` are Serve handles by model name."""
@@ -49,19 +52,30 @@ class Router:
         self._pools = {model: self._create_pool(model, EngineHandles(handle)) for model, handle in engines.items()}
         for pool in self._pools.values():
             pool.finder.start()
+        self._logged: set[type[Exception]] = set()
         budget = RetryBudget(admission.retry_share, admission.min_retries_per_s)
         self._admissions = {model: Admission(admission, pool.book, budget) for model, pool in self._pools.items()}
         settle_heap()
 
     async def route(self, questions: list[Question]) -> list[Answer | None]:
         """Decides which replica shall serve each request, or whether it has to wait or to go; None when the Router
-        knows no replica. Feeds and other ingresses have their turn between the answers."""
+        knows no replica, or fails at this one. Feeds and other ingresses have their turn between the answers."""
         answers: list[Answer | None] = []
         for question in questions:
             if answers:
                 await asyncio.sleep(0)
-            answers.append(self._answer(question))
+            answers.append(self._answer_or_none(question))
         return answers
+
+    def _answer_or_none(self, question: Question) -> Answer | None:
+        """None, too, for a question that fails: the others in its call have their answers all the same."""
+        try:
+            return self._answer(question)
+        except Exception as error:
+            if type(error) not in self._logged:  # once a kind: such requests may come often
+                self._logged.add(type(error))
+                logger.exception("a question about model %r failed; its ingress places the request", question.model)
+            return None
 
     def _answer(self, question: Question) -> Answer | None:
         model, excluded = question.model, question.excluded

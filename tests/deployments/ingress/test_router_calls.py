@@ -91,7 +91,7 @@ def test_a_call_carries_no_more_than_the_router_answers_in_time(hashes: list[int
     run(scene())
 
 
-def test_a_call_that_fails_is_the_answer_to_all_in_it_and_to_no_other() -> None:
+def test_a_call_that_fails_as_a_whole_is_the_answer_to_all_in_it_and_to_no_other() -> None:
     async def scene() -> None:
         router = Router()
         calls = RouterCalls(router)

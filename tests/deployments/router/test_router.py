@@ -78,6 +78,25 @@ def test_answers_explains_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
+def test_a_question_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(router_module.logger, "exception", lambda _, model: logged.append(model))
+
+    async def main() -> None:
+        router, _ = await make(monkeypatch, "a")
+        await until(lambda: router._pools["m"].num_feeds == 1, "it is heard")
+        good, bad = Question("m", 70, 10, b""), Question("nobody", 70, 10, b"")
+        for _ in range(2):
+            first, none, last = await router.route([good, bad, good])
+            assert none is None
+            assert isinstance(first, Decision)
+            assert isinstance(last, Decision)
+        assert logged == ["nobody"]
+        await Router.__del__(router)
+
+    run(main())
+
+
 def test_others_have_their_turn_between_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         router, _ = await make(monkeypatch, "", policy="round_robin")
