@@ -55,8 +55,8 @@ class RouterCalls:
     async def _send(self) -> None:
         """Calls until nothing waits, unless others have passed this one over."""
         me = asyncio.current_task()
-        while self._sender in (None, me) and (batch := self._take()):
-            self._sender, self._sent = me, batch
+        while self._sender is me and (batch := self._take()):
+            self._sent = batch
             await self._call(batch)
         if self._sender is me:
             self._sender, self._sent = None, []

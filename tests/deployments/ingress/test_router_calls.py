@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from app.deployments.channel.own_context import start_outside
+from app.deployments.ingress import router_calls
 from app.deployments.ingress.router_calls import MOST_HASHES, MOST_QUESTIONS, RouterCalls
 from app.deployments.router.question import Question
 from app.deployments.routing.policies.base import Decision
@@ -43,6 +46,15 @@ def question(number: int, num_hashes: int = 0) -> Question:
 
 def when(router: Router, count: int) -> Callable[[], bool]:
     return lambda: len(router.calls) == count
+
+
+async def all_begun() -> None:
+    """Until a call that begins now is at a Router of its own: one that began before is at its Router, too."""
+    other = Router()
+    asked = RouterCalls(other).ask(question(0))
+    await until(when(other, 1))
+    other.answer(0)
+    await asked.answer
 
 
 def test_those_that_come_meanwhile_travel_together() -> None:
@@ -118,6 +130,8 @@ def test_nobody_waits_behind_a_call_that_is_passed_over() -> None:
         await until(when(router, 1))
         waiting = calls.ask(question(1))
         calls.pass_over(waiting)  # is not in the call under way
+        await all_begun()
+        assert len(router.calls) == 1
         calls.pass_over(late)
         await until(when(router, 2))
         router.answer(1)
@@ -128,16 +142,81 @@ def test_nobody_waits_behind_a_call_that_is_passed_over() -> None:
     run(scene())
 
 
+def test_a_late_answer_begins_no_call_beside_the_one_under_way() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        late = calls.ask(question(0))
+        await until(when(router, 1))
+        calls.pass_over(late)
+        asked = [calls.ask(question(1))]
+        await until(when(router, 2))
+        asked.append(calls.ask(question(2)))
+        router.answer(0)
+        assert await late.answer == Decision("0")
+        await all_begun()
+        assert len(router.calls) == 2
+        router.answer(1)
+        await until(when(router, 3))
+        router.answer(2)
+        assert [await one.answer for one in asked] == [Decision("1"), Decision("2")]
+
+    run(scene())
+
+
+def test_all_that_are_late_pass_their_call_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[asyncio.Task[None]] = []
+
+    def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        begun.append(start_outside(work))
+        return begun[-1]
+
+    monkeypatch.setattr(router_calls, "start_outside", start)
+
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        both = [calls.ask(question(number)) for number in (0, 1)]
+        await until(when(router, 1))
+        waiting = calls.ask(question(2))
+        for late in both:
+            calls.pass_over(late)
+        await until(when(router, 2))
+        assert len(begun) == 2
+        router.answer(1)
+        assert await waiting.answer == Decision("2")
+        await until(begun[1].done)
+        assert calls._sent == []  # nothing holds an answer's request
+
+    run(scene())
+
+
+def test_a_call_goes_on_while_somebody_waits_for_it() -> None:
+    async def scene() -> None:
+        router = Router()
+        calls = RouterCalls(router)
+        left, stays = (calls.ask(question(number)) for number in (0, 1))
+        await until(when(router, 1))
+        is_told = asyncio.Event()
+        left.answer.add_done_callback(lambda _: is_told.set())  # after the call's own
+        left.answer.cancel()
+        await is_told.wait()
+        await all_begun()
+        assert router.num_left == 0
+        router.answer(0)
+        assert await stays.answer == Decision("1")
+
+    run(scene())
+
+
 def test_a_call_ends_once_nobody_waits_for_it() -> None:
     async def scene() -> None:
         router = Router()
         calls = RouterCalls(router)
         both = [calls.ask(question(number)) for number in (0, 1)]
         await until(when(router, 1))
-        both[0].answer.cancel()
-        await asyncio.sleep(0)
-        assert router.num_left == 0
-        both[1].answer.cancel()
+        for asked in both:
+            asked.answer.cancel()
         await until(lambda: router.num_left == 1)
         after = calls.ask(question(2))
         await until(when(router, 2))
