@@ -1,7 +1,7 @@
 """Calls an ingress makes to the Router: questions that come while one is under way travel together in the next.
 
 A call between two processes costs many times what an answer does. One question alone goes at once; under load they
-wait for each other no longer than a call takes, and the Router has one call at a time of each ingress.
+wait for each other, and the Router has one call at a time of each ingress, but for calls that are late.
 """
 
 from __future__ import annotations
