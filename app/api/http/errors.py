@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def _retry_headers(error: MantaError) -> dict[str, str]:
 
 def _named(error: MantaError) -> str:
     """The message, with the field before it where it names none: many clients show nothing else of an error."""
-    has_name = not error.param or error.param in error.message
+    has_name = not error.param or re.search(rf"(?<!\w){re.escape(error.param)}(?!\w)", error.message)
     return error.message if has_name else f"{error.param}: {error.message}"
 
 

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from app.api.http.errors import in_words_of
+from app.api.http.errors import error_body, in_words_of
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, OverloadedError, PromptTooLongError
 from tests import limits
 from tests.api.json_routes import TEXT_BODIES, WITHOUT_TEXT
@@ -275,6 +275,23 @@ def test_engine_errors_before_the_first_token(
         assert "secret" not in response.text
     assert (response.headers.get("retry-after") == "1") == (status in (429, 503))
     assert client.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("param", "message", "is_named"),
+    [
+        ("k", "is not known", False),
+        ("prompt", "1025 prompts; at most 1024", False),
+        ("logprobs", "top_logprobs=6: at most 5", False),
+        ("a.c", "abc is not known", False),
+        ("n", "n=9: at most 8", True),
+        ("messages.0.content", "messages.0.content: is required", True),
+        ("(x", "there is no '(x'", True),
+    ],
+)
+def test_a_message_names_its_field_as_a_whole_word(param: str, message: str, is_named: bool) -> None:
+    told = error_body(InvalidRequestError(message, param=param))["error"]["message"]
+    assert told == (message if is_named else f"{param}: {message}")
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
