@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,8 +58,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
-    monkeypatch.setattr(limits.time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(limits.time, "sleep", made.sleep)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: made.now, sleep=made.sleep))
     monkeypatch.setattr(limits, "slowness", lambda kept_s=0.0: made.slowness)
     yield made
     monkeypatch.undo()
@@ -179,3 +180,9 @@ def test_exceptions_are_needed() -> None:
 def test_what_is_a_limit(line: str) -> None:
     assert own_limits(line, False)
     assert not own_limits("thread.join(limits.patience_s())\nx.wait()\n' '.join(words)\npytest.mark.timeout(9)", False)
+
+
+def test_no_test_sets_the_clock_of_the_whole_process() -> None:
+    """`module.time` is everybody's: threads of other tests would wait by a clock that is taken back."""
+    sets = re.compile(r"""setattr\((?:[\w.]+\.)?time, "|setattr\("time\.""")
+    assert not [name for name, path in FILES.items() if sets.search(path.read_text())]

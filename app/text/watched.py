@@ -132,7 +132,8 @@ class _Watch:
                 self._thread.start()
             self._num_added += 1
             heapq.heappush(self._looks, (time.monotonic() + in_s, self._num_added, run))
-            if self._looks[0][2] is run:
+            # One that is overdue has not been looked at: the watch waits for too long, so it hears of that.
+            if self._looks[0][2] is run or self._looks[0][0] < time.monotonic():
                 self._condition.notify()
 
     def _watch(self) -> None:

@@ -51,8 +51,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Gcs:
     monkeypatch.setattr(drain, "probe", lambda address: SimpleNamespace(address=address))
     monkeypatch.setattr(drain, "_connect", lambda address: gcs)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
-    monkeypatch.setattr(drain.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(drain.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(drain, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 1000.0))
     return gcs
 
 
@@ -68,7 +67,7 @@ def test_a_node_that_stays_is_said_at_the_deadline(
 ) -> None:
     gcs.looks = 10**9
     clock = iter(range(1000, 2000))
-    monkeypatch.setattr(drain.time, "time", lambda: float(next(clock)))
+    monkeypatch.setattr(drain, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: float(next(clock))))
     assert main(["drain", "--address", "x:1", "--node-id", THERE]) == 1
     assert [node for node, _, _ in gcs.drained] == [THERE]
     assert "still has manta#Engine#cd at the deadline" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from app.text import watched
 from app.text.watched import OverrunError, run_watched
-from tests.limits import patience_s
+from tests.limits import patience_s, wait_until
 
 
 def spin(is_over: Callable[[], bool]) -> None:
@@ -84,6 +84,27 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
     finally:
         sys.setprofile(None)
     assert "call" in traced
+
+
+def test_a_watch_that_waits_for_too_long_hears_of_what_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, give_up = watched._Watch(), threading.Event()
+    wait, naps = watch._condition.wait, list[float | None]()
+
+    def wait_long(timeout: float | None = None) -> bool:
+        naps.append(timeout)
+        return wait(None if len(naps) == 1 else timeout)  # as if its clock had been another
+
+    monkeypatch.setattr(watch._condition, "wait", wait_long)
+    monkeypatch.setattr(watched, "_WATCH", watch)
+    assert run_watched(lambda: 7, 0.01) == 7
+    wait_until(lambda: bool(naps), "the watch waits")
+    watch._looks[0] = (0.0, *watch._looks[0][1:])  # long overdue
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: run_watched(lambda: spin(give_up.is_set), 0.01))
+        try:
+            assert isinstance(running.exception(patience_s()), OverrunError)
+        finally:
+            give_up.set()
 
 
 def test_one_that_is_late_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -113,7 +114,7 @@ def test_a_cancelled_one_gives_its_room_back(client: Any, http_to: Any) -> None:
 def test_one_that_is_too_late_has_expired(sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = begin(sdk)
     parts = halves(sdk, upload.id)
-    monkeypatch.setattr(upload_store.time, "time", lambda: upload.expires_at + 1.0)
+    monkeypatch.setattr(upload_store, "time", SimpleNamespace(time=lambda: upload.expires_at + 1.0))
     for call in (
         lambda: sdk.uploads.parts.create(upload.id, data=b"x"),
         lambda: sdk.uploads.complete(upload.id, part_ids=parts),
