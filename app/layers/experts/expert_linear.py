@@ -155,7 +155,7 @@ class ExpertLinear(AdaptedLayer):
         packed = [self._packed(forms) for forms in each]
         if all(isinstance(one, UnpackedWeight) for one in packed) and len(self.stored) == 1 and self.stored[0].is_plain:
             return
-        if self.fills_spare():
+        if self.spare and self.fills_spare():
             packed += [self._spare() or packed[0]] * self.spare  # the place of what comes later
         self.packed, self._held = stack_experts(packed, self.dtype, self.ops), None
         for weight in self.stored:

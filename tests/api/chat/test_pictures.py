@@ -234,7 +234,10 @@ def test_limits_of_a_prompt(client: ScriptedClient, http: httpx.Client) -> None:
     body["messages"][0]["content"].insert(0, {"type": "text", "text": "x " * 400})
     assert http.post("/v1/chat/completions", json=body).json()["error"]["code"] == "context_length_exceeded"
     cut = http.post("/v1/chat/completions", json=body | {"truncate_prompt_tokens": 9}).json()["error"]
-    assert (cut["param"], cut["message"]) == ("truncate_prompt_tokens", "a prompt with pictures or sounds is not cut")
+    assert (cut["param"], cut["message"]) == (
+        "truncate_prompt_tokens",
+        "truncate_prompt_tokens: a prompt with pictures or sounds is not cut",
+    )
     rendered = http.post(
         "/v1/chat/completions/render", json={"model": "m", "messages": [{"role": "user", "content": [part]}]}
     )
