@@ -105,6 +105,19 @@ def channels_first(image: Pixels) -> Pixels:
     return image.transpose(2, 0, 1)
 
 
+def shaped_grid(size: Size, least: int, most: int, side: int) -> Size:
+    """Columns and rows of `least` to `most` tiles [side, side] whose shape is nearest to the picture's; of equal ones
+    the larger, where the picture fills half of it."""
+    grids = [(i, j) for i in range(1, most + 1) for j in range(1, most // i + 1) if i * j >= least]
+    width, height = size
+    best, found = float("inf"), (1, 1)
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        far = abs(width / height - columns / rows)
+        if far < best or (far == best and width * height > 0.5 * side * side * columns * rows):
+            best, found = far, (columns, rows)
+    return found
+
+
 def tiles_of(image: Pixels, side: int) -> Pixels:
     """[H, W, 3] -> [tiles, 3, side, side], row by row."""
     rows, columns = image.shape[0] // side, image.shape[1] // side

@@ -17,6 +17,7 @@ from app.media.processors.base import (
     agree,
     checked,
     resized,
+    shaped_grid,
     side_of,
     tiles_of,
 )
@@ -65,16 +66,8 @@ class InternVLProcessor(Processor):
         )
 
     def _tiles(self, size: Size) -> Size:
-        """Columns and rows whose shape is the picture's best; of equal ones the larger, where it is large enough."""
-        least, most, side = (self.settings[name] for name in ("min_patches", "max_patches", "side"))
-        grids = [(i, j) for i in range(1, most + 1) for j in range(1, most // i + 1) if i * j >= least] or [(1, 1)]
-        width, height = size
-        best, found = float("inf"), (1, 1)
-        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            far = abs(width / height - columns / rows)
-            if far < best or (far == best and width * height > 0.5 * side * side * columns * rows):
-                best, found = far, (columns, rows)
-        return found
+        """Columns and rows whose shape is the picture's best."""
+        return shaped_grid(size, *(self.settings[name] for name in ("min_patches", "max_patches", "side")))
 
     def pixels(self, image: Pixels, layout: Layout) -> Pixels:
         """[H, W, 3] -> [tiles, 3, side, side], the whole last."""

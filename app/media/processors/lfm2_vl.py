@@ -10,7 +10,18 @@ import numpy as np
 
 from app.checkpoints.fields.kinds import FLAG, Kind, number, whole
 from app.errors import CheckpointError
-from app.media.processors.base import COUNT, SIDE, Layout, Pixels, Processor, Size, check_ratio, checked, resized
+from app.media.processors.base import (
+    COUNT,
+    SIDE,
+    Layout,
+    Pixels,
+    Processor,
+    Size,
+    check_ratio,
+    checked,
+    resized,
+    shaped_grid,
+)
 from app.media.processors.qwen_vl import grouped_patches
 
 MAX_TILES = whole(1, 64)
@@ -98,20 +109,13 @@ class Lfm2VlProcessor(Processor):
 
     def _tiles(self, size: Size) -> Size:
         """Columns and rows of tiles; 1, 1 for a picture that is not cut."""
-        s, (width, height) = self.settings, size
+        s = self.settings
         patch, square = s["encoder_patch_size"], s["encoder_patch_size"] * s["downsample_factor"]
         wide, high = (max(patch, round(side / square) * square) for side in size)
         is_large = wide * high > s["max_image_tokens"] * square**2 * s["max_pixels_tolerance"]
         if not (is_large and s["do_image_splitting"]):
             return 1, 1
-        least, most, side = s["min_tiles"], max(s["min_tiles"], s["max_tiles"]), s["tile_size"]
-        grids = [(i, j) for i in range(1, most + 1) for j in range(1, most // i + 1) if i * j >= least]
-        best, found = float("inf"), (1, 1)
-        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            far = abs(width / height - columns / rows)
-            if far < best or (far == best and width * height > 0.5 * side * side * columns * rows):
-                best, found = far, (columns, rows)
-        return found
+        return shaped_grid(size, s["min_tiles"], max(s["min_tiles"], s["max_tiles"]), s["tile_size"])
 
     def pixels(self, image: Pixels, layout: Layout) -> Pixels:
         """[H, W, 3] -> [patches, 3, patch, patch], tile by tile; patches of one token follow each other."""
