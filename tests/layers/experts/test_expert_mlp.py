@@ -21,7 +21,7 @@ from app.layers.experts.settings import ExpertSettings
 from app.layers.experts.shared_experts import SharedAmongExperts
 from app.layers.norm import RMSNorm
 from app.layers.quantized_layer import QuantizedLayer
-from app.layers.weight import ShapeMismatch
+from app.layers.weight import ShapeMismatch, Weight
 from app.loading.load_formats.base import targets
 from app.quantization.fp8_checkpoint import Fp8Checkpoint
 from app.quantization.plain import PLAIN_METHOD
@@ -177,6 +177,37 @@ def test_what_tokens_share_lies_among_experts_that_are_stored_alike(judge: Any, 
     assert layer.experts.num_shared == is_alike, "kernels count on an expert that every token goes to"
     assert {len(tensor) for tensor in layer.experts.slot_tensors} == {E + is_alike}, "no slot for what is elsewhere"
     assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@torch.inference_mode()
+def test_experts_alone_are_packed_again_when_their_weights_change(judge: Any) -> None:
+    """In fp8 blocks: there is no slot behind theirs."""
+    fp8, x = StoredFp8(torch.float32, (4, 4), "weight_scale_inv"), torch.randn(9, C)
+    layer = ExpertMLP(
+        replace(context(), quantization=Fp8Checkpoint((4, 4), False, ())),
+        C, "silu", replace(SETTINGS, shared_size=0, gates_shared=False),
+    )  # fmt: skip
+    for name, module in layer.named_modules():
+        if isinstance(module, QuantizedLayer):
+            module.store(dict.fromkeys(module.quantized_parts, PLAIN_METHOD if name == "gate" else fp8))
+    found = []
+    for factor in (1.0, 1.0, -2.0):  # the same once more, then others
+        for module in layer.modules():
+            for leaf, weight in list(module._parameters.items()):
+                if isinstance(weight, Weight) and weight.is_meta:  # what is packed has left it
+                    setattr(module, leaf, weight.materialize(CPU))
+        tensors = dict(stored(judge))
+        for name in [name for name in tensors if name.startswith("experts.")]:
+            scaled = tensors[name] * (factor if "down" in name else 1.0)
+            tensors |= {f"{name.removesuffix('.weight')}.{leaf}": one for leaf, one in in_blocks(scaled).items()}
+        for name, (weight, part) in targets(layer).items():
+            weight.weight_loader(Recorded(tensors[name.removeprefix(".")]), part)
+        for module in layer.modules():
+            if isinstance(module, QuantizedLayer):
+                module.pack()
+        found.append(layer(x, PLAIN, step([5] * 9)))
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[2], -2.0 * found[0])
 
 
 @torch.inference_mode()
