@@ -1,5 +1,5 @@
 """Products of few rows on a GPU: every tile of app/kernels/gemm/triton_small.py beside cuBLAS, for the linear layers of
-some models; what its table of tiles was read off.
+some models; what the table in small_tiles.py was read off.
 
     python -m benchmarks.small_linear [--rows 1 8 16 32 64 128] [--jobs 14] [--out results/small_linear.json]
 
@@ -29,15 +29,8 @@ import triton
 
 from app.kernels.fused import triton_ops as fused
 from app.kernels.gemm import DeferredNorm
-from app.kernels.gemm.triton_small import (
-    SmallTile,
-    deferred_tile,
-    gated_tile,
-    small_linear,
-    small_linear_add,
-    split_tile,
-    whole_tile,
-)
+from app.kernels.gemm.small_tiles import SmallTile, deferred_tile, gated_tile, split_tile, whole_tile
+from app.kernels.gemm.triton_small import small_linear, small_linear_add
 from benchmarks.roofline import BANDWIDTH
 
 # name -> (columns, K, kind)

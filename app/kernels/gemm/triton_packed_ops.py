@@ -21,10 +21,11 @@ from app.kernels.gemm import (
     gluon_packed,
     materialize,
 )
+from app.kernels.gemm.small_tiles import may_defer_norm
 from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
-from app.kernels.gemm.triton_small import arrival_counters, may_defer_norm
+from app.kernels.gemm.triton_small import arrival_counters
 from app.kernels.gemm.wide import WideTile, wide_linear, wide_tile
 from app.kernels.kernel_table import FROM_AMPERE, HOPPER, Candidate, KernelTable
 from app.kernels.launch import (

@@ -12,8 +12,8 @@ import torch
 from app.kernels.fused import GatedActivation
 from app.kernels.fused.triton_ops import add_rms_norm
 from app.kernels.gemm import Activations, GatedRows, Inputs, LinearOps, materialize, triton_small
+from app.kernels.gemm.small_tiles import MOST_ROWS, SmallTile, activated_tile, added_tile, plain_tile
 from app.kernels.gemm.triton_low_rank import MOST_PARTS, LowRankRows
-from app.kernels.gemm.triton_small import SmallTile
 from app.kernels.launch import cdiv
 from app.kernels.lora import AdaptedWeight, LoraOps, SlotMatrices, SlotRows
 from app.kernels.lora.apart import ops_apart
@@ -37,7 +37,7 @@ _APART = ops_apart(add_products)
 def linear(x: Inputs, weight: AdaptedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product, and what is added to it."""
     x = x if isinstance(x, Activations) else materialize(x)
-    tile = triton_small.plain_tile(x, weight.weight) if _is_plain(weight) else None
+    tile = plain_tile(x, weight.weight) if _is_plain(weight) else None
     low_rank = _low_rank(x, weight, tile)
     if tile is None or low_rank is None:
         return _APART.linear(x, weight, bias)
@@ -48,7 +48,7 @@ def gated_linear(
     x: Activations, weight: AdaptedWeight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> GatedRows:
     """Gate and up with what is added to each, and their activation."""
-    tile = triton_small.activated_tile(x, weight.weight) if _is_plain(weight) else None
+    tile = activated_tile(x, weight.weight) if _is_plain(weight) else None
     low_rank = _low_rank(x, weight, tile)
     if tile is not None and low_rank is not None:
         return triton_small.small_linear(x, weight.weight, bias, tile, activation, low_rank[0], is_gated=True)
@@ -69,7 +69,7 @@ def linear_add_norm(
     """The sum of the product, what is added to it and the residual, and that sum's norm."""
     if _is_plain(weight):
         x = materialize(x)
-        tile = triton_small.added_tile(x, weight.weight)
+        tile = added_tile(x, weight.weight)
         if tile is None:  # nothing joins the sum
             return add_rms_norm(_APART.linear(x, weight, bias), residual, norm_weight, eps)
         if (low_rank := _low_rank(x, weight, tile)) is not None:
@@ -88,7 +88,7 @@ def _low_rank(x: Activations, weight: AdaptedWeight, tile: SmallTile | None) -> 
     there is no such product, as where one program of it would compute outputs of two parts."""
     rows, matrices = _rows(weight), weight.matrices
     depth = depth_of(matrices.first.shape[-1])
-    if tile is None or depth is None or len(rows.slots) > triton_small.MOST_ROWS:
+    if tile is None or depth is None or len(rows.slots) > MOST_ROWS:
         return None
     if len(matrices.part_sizes) > MOST_PARTS or any(size % tile.columns for size in matrices.part_sizes):
         return None

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from app.kernels.fused.reference import rms_norm
 from app.kernels.gemm import Activations, DeferredNorm
-from app.kernels.gemm.triton_small import may_defer_norm
+from app.kernels.gemm.small_tiles import may_defer_norm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.moe import ExpertRows, ExpertWeights, Routing
 from app.kernels.quick_launch import quick_launch

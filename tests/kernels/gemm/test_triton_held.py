@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.gemm import triton_small
+from app.kernels.gemm.small_tiles import tile_to_hold
 from app.kernels.gemm.triton_held import HeldTile, held_linear, held_tile
-from app.kernels.gemm.triton_small import activated_linear, linear, linear_add, tile_to_hold
+from app.kernels.gemm.triton_small import activated_linear, linear, linear_add
 from tests.kernels.gemm.test_triton_small import DEVICE, TOLERANCE, relative_error, tensors
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -13,7 +13,7 @@ from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import AttentionMetadata, triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.fused import triton_ops as fused_kernels
-from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
+from app.kernels.gemm import LINEAR_OPS, DeferredNorm, small_tiles, triton_small
 from app.layers.context import BuildContext, ForwardContext
 from app.loading.loader import load_model
 from app.models.decoder import CausalLM
@@ -87,9 +87,9 @@ def test_logits_equal_transformers(family: str, changes: dict[str, Any]) -> None
 def test_products_of_few_rows_equal_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Residual and norm in the products, in fp32 here; a prompt of more rows goes the other way."""
     monkeypatch.setattr(LINEAR_OPS, "on", lambda *_, **__: triton_small.OPS)
-    monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(small_tiles, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
-    monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
+    monkeypatch.setattr(small_tiles, "MOST_ROWS", 4)
     seen: list[bool] = []
     small_linear = triton_small.small_linear
 

@@ -14,7 +14,7 @@ from app.distributed.parallel_groups import ParallelGroups
 from app.kernels.attention import triton_ops
 from app.kernels.fused import FUSED_OPS
 from app.kernels.fused import triton_ops as fused_kernels
-from app.kernels.gemm import LINEAR_OPS, DeferredNorm, triton_small
+from app.kernels.gemm import LINEAR_OPS, DeferredNorm, small_tiles, triton_small
 from app.layers.context import BuildContext
 from app.loading.loader import load_model
 from app.models.transformers_backend.attention import PagedAttention
@@ -43,9 +43,9 @@ def _triton_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 def test_products_of_few_rows_take_sums_and_norms_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LINEAR_OPS, "on", lambda *_, **__: triton_small.OPS)
-    monkeypatch.setattr(triton_small, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(small_tiles, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(triton_small, "may_defer_norm", lambda *_: True)
-    monkeypatch.setattr(triton_small, "MOST_ROWS", 4)
+    monkeypatch.setattr(small_tiles, "MOST_ROWS", 4)
     seen: list[bool] = []
     small_linear = triton_small.small_linear
 
