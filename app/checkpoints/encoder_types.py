@@ -44,5 +44,7 @@ WRITERS: Mapping[str, str] = {
     "T5ForConditionalGeneration": "T5EncoderModel",
 }
 
+VOYAGE = "VoyageQwen3BidirectionalEmbedModel"
+
 # Architectures whose tokens see the whole text, though their `model_type` is that of a decoder that looks back.
-BOTH_WAYS = frozenset({"VoyageQwen3BidirectionalEmbedModel"})
+BOTH_WAYS = frozenset({"ColPaliForRetrieval", VOYAGE})

@@ -23,8 +23,15 @@ _PARTS = {
     "mpt": ("attn_config",),
 }  # which hold numbers of the model, by model type
 
+# What stands beside `text_config` and is not the text's own, by model type.
+_REPEATED = {"paligemma": ("hidden_size", "vocab_size", "num_hidden_layers")}
+
 # What the text part of a model that also sees leaves out where it is transformers' default, by the part's model type.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {
+        **{"vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192},
+    },
     "gemma3_text": {
         "vocab_size": 262_208,
         "num_attention_heads": 8,
@@ -90,11 +97,14 @@ def _thinker(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrapped(config: dict[str, Any]) -> dict[str, Any]:
-    """The model that a model for retrieval is made of (ColQwen2), under the name of the whole; any other as it is."""
+    """The model that a model for retrieval is made of (ColQwen2, ColPali), under the name of the whole; any other as it
+    is."""
     inner = config.get("vlm_config")
     if not isinstance(inner, Mapping):
         return config
     others = {name: value for name, value in config.items() if name != "vlm_config"}
+    repeated = _REPEATED.get(str(inner.get("model_type")), ())
+    inner = {name: value for name, value in inner.items() if name not in repeated}
     return {**others, **inner, "architectures": config.get("architectures")}
 
 

@@ -262,6 +262,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "Phi3ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
         "SmolLM3ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
         "StableLmForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
+        "ColPaliForRetrieval": "app.models.multimodal.col_pali:ColPaliForRetrieval",
         "ColQwen2ForRetrieval": "app.models.multimodal.col_qwen2:ColQwen2ForRetrieval",
         "Qwen2VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen2_5_VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",

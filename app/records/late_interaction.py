@@ -48,10 +48,12 @@ class Pictured:
     """An architecture that compares texts with pictures of pages, and what its processor writes around each."""
 
     layer: str  # the tensors of the linear layer behind the tokens
-    picture: str  # the prompt of a picture, which stands at its placeholder
+    picture: str  # the prompt of a picture, which stands at its placeholder, or what stands within `around`
     query: str  # before a query
     num_fillers: int = 0  # padding tokens behind it, which only add vectors
     query_end: str = ""
+    around: tuple[str, str] = ("", "")  # the prompt of a picture
+    begin: str = ""  # of every text, in place of what the tokenizer puts there
 
 
 PICTURED: Mapping[str, Pictured] = {
@@ -61,6 +63,15 @@ PICTURED: Mapping[str, Pictured] = {
         "Query: ",
         num_fillers=10,
         query_end="\n",
+    ),
+    "ColPaliForRetrieval": Pictured(
+        "embedding_proj_layer",
+        "Describe the image.",
+        "Question: ",
+        num_fillers=10,
+        query_end="\n",
+        around=("<image><bos>", "\n"),
+        begin="<bos>",
     ),
 }
 
@@ -78,6 +89,7 @@ class LateInteraction:
     is_mean: bool = False  # scores are means over the query's vectors, not sums
     query_end: str = ""  # what stands behind a query, whole
     picture: str = ""  # the prompt in which a picture stands; "": it takes none
+    is_bare: bool = False  # texts are read without what the tokenizer puts around them
 
     def limit(self, role: Role) -> int | None:
         """Most tokens of such a text; what exceeds them is cut off."""
@@ -161,10 +173,13 @@ def _of_pictures(directory: Path, own: Pictured) -> LateInteraction:
     tokens = _read(directory / "tokenizer_config.json", {"pad_token": either(TEXT, OBJECT)})
     padding = tokens.get("pad_token") or "<|endoftext|>"
     padding = padding if isinstance(padding, str) else str(padding.get("content") or "")
+    shown = (written.get("visual_prompt_prefix") or own.picture).join(own.around)
+    marks: list[tuple[Role, str]] = [("query", own.begin + (written.get("query_prefix") or own.query))]
     return LateInteraction(
-        marks=(("query", written.get("query_prefix") or own.query),),
+        marks=(*marks, ("document", own.begin)) if own.begin else tuple(marks),
         query_end=padding * own.num_fillers + own.query_end,
-        picture=written.get("visual_prompt_prefix") or own.picture,
+        picture=shown,
+        is_bare=bool(own.begin),
     )
 
 

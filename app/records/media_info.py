@@ -38,6 +38,7 @@ PROCESSORS = {
     "glm4v": "glm_ocr",
     "glm4v_moe": "glm_ocr",
     "paddleocr_vl": "paddleocr_vl",
+    "paligemma": "clip",
     "mistral3": "pixtral",
     "phi4_multimodal": "phi4",
     "aya_vision": "aya_vision",
@@ -81,7 +82,7 @@ _DEFAULT_IDS = {
     **{"aya_vision": 255_036, "lfm2_vl": 396},
     **{"glm4v": 151_343, "glm4v_moe": 151_363},
     **dict.fromkeys(("kimi_k25", "kimi_vl"), 163_605),
-    **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "clip": 0, "siglip": 0},
+    **{"phi4_multimodal": 200_010, "paddleocr_vl": 100_295, "paligemma": 256_000, "clip": 0, "siglip": 0},
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.encoder_types import BOTH_WAYS
+from app.checkpoints.encoder_types import VOYAGE
 from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
@@ -365,7 +365,7 @@ def _matryoshka(hf: dict[str, Any], vouched: bool) -> tuple[int, ...] | None:
 def _published_denses(info: ModelInfo) -> tuple[DenseInfo, ...]:
     """Layers that lie with the decoder in files that name them by no module: Voyage 4 nano's, as wide as it says that
     it has classes."""
-    if info.architecture not in BOTH_WAYS:
+    if info.architecture != VOYAGE:
         return ()
     size = len(info.hf_config.get("id2label") or {}) or int(info.hf_config.get("num_labels") or 0)
     if not size:
@@ -377,7 +377,7 @@ def _published_denses(info: ModelInfo) -> tuple[DenseInfo, ...]:
 def _usual_pooling(info: ModelInfo) -> str:
     """A decoder's last token and an encoder's first, unless the architecture means the mean, or config.json says
     otherwise (`pooling` of a Llama that sees both ways)."""
-    if info.architecture in BOTH_WAYS:
+    if info.architecture == VOYAGE:
         return "mean"
     if info.hf_config.get("model_type") != "llama_bidirec":
         return "last" if info.is_causal else "cls"

@@ -31,7 +31,7 @@ def late_prompts(
     end = tokenizer.encode(late.query_end, add_special_tokens=False) if role == "query" and late.query_end else []
     room = None if most is None else most - len(end) - (mark_id is not None)
     pairs = [(before + text, None) for text in texts]
-    made = pooling_prompts(tokenizer, pairs, room, max_text_tokens)
+    made = pooling_prompts(tokenizer, pairs, room, max_text_tokens, is_bare=late.is_bare)
     if mark_id is not None:
         made = [replace(one, token_ids=_marked(tokenizer, one.token_ids, mark_id)) for one in made]
     if end:

@@ -36,8 +36,9 @@ def pooling_prompts(
     max_last_tokens: int | None = None,
     *,
     keeps_end: bool = False,
+    is_bare: bool = False,
 ) -> list[PoolingPrompt]:
-    """One prompt for each text, or pair of texts, in order.
+    """One prompt for each text, or pair of texts, in order; of texts that are `is_bare`, without special tokens.
 
     A prompt of more than `max_tokens` loses the ends of its texts, of the longer one first, and keeps its special
     tokens, as transformers does it; with `keeps_end`, their beginnings. `max_last_tokens` bounds the last text of each
@@ -52,7 +53,11 @@ def pooling_prompts(
         if max_last_tokens is not None:
             parts[-1] = _cut(parts[-1], max_last_tokens)
         if max_tokens is not None:
-            parts = _fit(parts, max_tokens - tokenizer.num_special_tokens(len(parts) == 2), keeps_end)
+            special = 0 if is_bare else tokenizer.num_special_tokens(len(parts) == 2)
+            parts = _fit(parts, max_tokens - special, keeps_end)
+        if is_bare:
+            prompts.append(PoolingPrompt([token for part in parts for token in part.ids]))
+            continue
         joined = tokenizer.join(*parts)
         types: list[int] = joined.type_ids
         prompts.append(PoolingPrompt(joined.ids, types.index(1) if 1 in types else None))

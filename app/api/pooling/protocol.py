@@ -224,7 +224,7 @@ class RerankDocument(StrictModel):
     image: Text | None = Field(
         None,
         description="A picture's address, a data URL or one that the server may fetch: of models that compare pages "
-        "(ColQwen2).",
+        "(ColPali, ColQwen2).",
     )
 
 

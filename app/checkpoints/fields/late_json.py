@@ -29,5 +29,5 @@ ARTIFACT_FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("query_maxlen", "doc_maxlen", "dim"), _LENGTH),
     **dict.fromkeys(("mask_punctuation", "attend_to_mask_tokens"), FLAG),
 }
-# processor_config.json of transformers' ColQwen2.
+# processor_config.json of transformers' ColPali and ColQwen2.
 PROCESSOR_FIELDS: Mapping[str, Kind] = dict.fromkeys(("query_prefix", "visual_prompt_prefix"), TEXT)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.errors import UnsupportedError
 from app.models.decoder import CausalLM
-from app.models.multimodal.media_pooling import MediaForPooling
+from app.models.multimodal.page_retrieval import PageRetrieval
 from app.models.multimodal.qwen2_vl import Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration
-from app.records.late_interaction import PICTURED
 
 _FAMILIES: dict[str, type[CausalLM]] = {
     "qwen2_vl": Qwen2VLForConditionalGeneration,
@@ -18,7 +14,7 @@ _FAMILIES: dict[str, type[CausalLM]] = {
 }
 
 
-class ColQwen2ForRetrieval(MediaForPooling):
+class ColQwen2ForRetrieval(PageRetrieval):
     """The model within is whichever config.json holds."""
 
     @staticmethod
@@ -28,11 +24,3 @@ class ColQwen2ForRetrieval(MediaForPooling):
         if kind not in _FAMILIES:
             raise UnsupportedError(f"{info.architecture} over a model of type {kind!r:.80}", param="model")
         return _FAMILIES[kind]
-
-    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """The inner model's; the pooler reads the layer behind it by itself."""
-        if name.startswith(f"{PICTURED[type(self).__name__].layer}."):
-            return []
-        own = name.removeprefix("vlm.")
-        bare = own.startswith("language_model.") and not own.startswith(("language_model.model.", "language_model.lm_"))
-        return super().own_tensors(f"model.{own}" if bare else own, tensor)
