@@ -211,6 +211,11 @@ class EngineConfig(Frozen):
         description="Take adapters of experts (enable_lora). Each slot takes memory for all experts, and steps with "
         "adapters take longer.",
     )
+    lora_shared_experts: bool = Field(
+        False,
+        description="Take adapters of the experts that all tokens go through (enable_lora), which are computed apart "
+        "from the others then, in all steps. lora_experts takes these, too.",
+    )
 
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages the layers are split into.")
@@ -355,7 +360,7 @@ class EngineConfig(Frozen):
             )
         if self.lora_experts and self.enable_eplb:
             raise ValueError("lora_experts: adapters of experts that move (enable_eplb) are not supported")
-        for name in ("lora_extras", "lora_experts"):
+        for name in ("lora_extras", "lora_experts", "lora_shared_experts"):
             if getattr(self, name) and not self.enable_lora:
                 raise ValueError(f"{name}: enable_lora is off")
         if self.executor in OWN_PROCESS and self.world_size > 1:

@@ -21,6 +21,7 @@ class AdaptedLayer(QuantizedLayer, ABC):
     """A product x [T, K] W^T + b of this rank's shares. An embedding's x says which token each row is."""
 
     takes_delta: ClassVar[bool] = True  # whether its product is made here, and nowhere else
+    delta_option: ClassVar[str | None] = None  # of the engine, without which it has no room for adapters
     delta: Delta | None = None  # what some rows of a step add to the product
     is_streamed = False  # its weight comes to where it lies just before it is read
     tp: RankGroup

@@ -32,7 +32,7 @@ class BuildContext:
     kv_dtype: torch.dtype | None = None  # the KV cache's; None: `dtype`, as it is
     state_dtype: torch.dtype = torch.float32  # of states of recurrences
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
-    adapts_experts: bool = False  # adapters may change experts, and the layers that are shared beside them
+    adapts_shared: bool = False  # adapters may change what tokens share beside their experts
     is_exact: bool = False  # whether a row's bits may not depend on the others of its step (`deterministic`)
     has_leaves: bool = False  # nor on the number of ranks: products go over fixed leaves (layers/leaves.py)
 
@@ -49,7 +49,7 @@ class BuildContext:
             stage_layers=None,
             offload_bytes=0,
             redundant_experts=None,
-            adapts_experts=False,
+            adapts_shared=False,
         )
 
 

@@ -29,6 +29,7 @@ from app.quantization.plain import PLAIN_METHOD
 class VocabShard(AdaptedLayer):
     """This rank's rows of a [V, C] table."""
 
+    delta_option = "lora_extras"
     weight: Weight  # where a quantization method stores a leaf of this name
 
     def __init__(self, ctx: BuildContext, vocab_size: int, hidden_size: int) -> None:

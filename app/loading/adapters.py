@@ -30,7 +30,7 @@ from app.loading.weight_update import GivenTensor
 from app.models.base import EngineModel
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NEEDS_EXTRAS = "start the engine with lora_extras for adapters of this kind"
+_NAMES = {"lora_experts": "experts", "lora_shared_experts": "experts that all tokens share"}  # by what they need
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,7 +165,7 @@ class AdapterReader:
     def _changes(self, files: AdapterFiles, content: bytearray | None) -> list[LayerChange]:
         """Without contents where there is none."""
         if files.extras and not self._extras:
-            raise UnsupportedError(f"{next(iter(files.extras))}: {_NEEDS_EXTRAS}", param=PARAM)
+            raise UnsupportedError(f"{next(iter(files.extras))}: {_needs('lora_extras')}", param=PARAM)
         found: list[LayerChange] = []
         for module, extras in files.extras.items():
             pair = files.modules.get(module)
@@ -216,14 +216,11 @@ class AdapterReader:
                 return None, ""
             raise CheckpointError(f"{module}: the model has no such layer", param=PARAM)
         layer, part = self._parts[name]
-        if isinstance(layer, ExpertLinear) and layer not in self._layers:
-            what = "LoRA on experts: start the engine with lora_experts for adapters of this kind"
-            raise UnsupportedError(f"{module}: {what}", param=PARAM)
-        if isinstance(layer, VocabShard) and not self._extras:
-            raise UnsupportedError(f"{module}: LoRA on {_kind(layer)}: {_NEEDS_EXTRAS}", param=PARAM)
-        if not isinstance(layer, AdaptedLayer) or layer not in self._layers:
-            raise UnsupportedError(f"{module}: LoRA on {_kind(layer)} is not supported", param=PARAM)
-        return layer, part
+        if isinstance(layer, AdaptedLayer) and layer in self._layers:
+            return layer, part
+        option = layer.delta_option if isinstance(layer, AdaptedLayer) else None
+        refusal = " is not supported" if option is None else f": {_needs(option)}"
+        raise UnsupportedError(f"{module}: LoRA on {_kind(layer)}{refusal}", param=PARAM)
 
     @staticmethod
     def _check_sizes(module: str, layer: AdaptedLayer, part: str, num_inputs: int, num_outputs: int) -> None:
@@ -261,4 +258,9 @@ def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
 
 def _kind(layer: QuantizedLayer) -> str:
     kinds = {"head": "the output head", "embedding": "embeddings"}
-    return kinds.get(layer.kind, f"{type(layer).__name__}s")
+    own = _NAMES.get(layer.delta_option or "") if isinstance(layer, AdaptedLayer) else None
+    return own or kinds.get(layer.kind, f"{type(layer).__name__}s")
+
+
+def _needs(option: str) -> str:
+    return f"start the engine with {option} for adapters of this kind"

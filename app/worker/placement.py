@@ -84,7 +84,7 @@ def build_context(
         stage_layers=stages[groups.pp.rank],
         quantization=quantization,
         redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
-        adapts_experts=config.enable_lora and config.lora_experts,
+        adapts_shared=config.enable_lora and (config.lora_experts or config.lora_shared_experts),
         is_exact=config.is_exact,
         has_leaves=config.deterministic == "batch_and_layout",
     )

@@ -30,6 +30,7 @@ REFUSED: tuple[tuple[type[Frozen], dict[str, Any], str], ...] = (
     (EngineConfig, {"lora_experts": True, "enable_eplb": True}, "experts that move"),
     (EngineConfig, {"lora_experts": True}, "lora_experts: enable_lora is off"),
     (EngineConfig, {"lora_extras": True}, "lora_extras: enable_lora is off"),
+    (EngineConfig, {"lora_shared_experts": True}, "lora_shared_experts: enable_lora is off"),
     (EngineConfig, {"executor": "in_process", "tensor_parallel_size": 2}, "use local_processes or ray_workers"),
     (ModelConfig, {"name": "m", "num_replicas": 2, "autoscaling": {"max_replicas": 3}}, "autoscaling chooses it"),
     (ModelConfig, {"name": "m", "adapter_resolver": "directory"}, "adapter_resolver: engine.enable_lora is off"),

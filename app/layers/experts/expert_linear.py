@@ -30,6 +30,7 @@ class ExpertLinear(AdaptedLayer):
     """weight [E, N, K], bias [E, N]; the checkpoint has `7.gate_proj.weight` and so on beside it."""
 
     weight: Weight  # where a quantization method stores a leaf of this name
+    delta_option = "lora_experts"
     pair_delta: PairDelta | None = None  # what adapters add to products of some rows
 
     def __init__(

@@ -42,7 +42,7 @@ def num_among_experts(ctx: BuildContext, settings: ExpertSettings) -> int:
     is_plain, is_one = ctx.quantization is PLAIN_METHOD, s.shared_size == s.intermediate_size
     is_stored_alike = is_plain or (is_one and ctx.quantization.is_uniform)
     # Streamed weights lie elsewhere each time.
-    is_apart = ctx.groups.ep.size > 1 or ctx.adapts_experts or ctx.offload_bytes > 0
+    is_apart = ctx.groups.ep.size > 1 or ctx.adapts_shared or ctx.offload_bytes > 0
     return 0 if is_apart or not (is_alike and is_stored_alike) else s.shared_size // s.intermediate_size
 
 
@@ -106,7 +106,7 @@ class _Place:
 
 
 class _GateUp(MergedColumnLinear):
-    takes_delta = False
+    takes_delta, delta_option = False, "lora_shared_experts"
 
     def __init__(
         self, ctx: BuildContext, hidden_size: int, size: int, owner: SharedAmongExperts, experts: ExpertLinear
@@ -132,7 +132,7 @@ def _gate_above_up(weight: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 class _Down(RowLinear):
-    takes_delta = False
+    takes_delta, delta_option = False, "lora_shared_experts"
 
     def __init__(
         self, ctx: BuildContext, hidden_size: int, size: int, owner: SharedAmongExperts, experts: ExpertLinear

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from app.errors import MantaError
 from tests.adapters import pair, peft_adapter, peft_logits, write_adapter
 from tests.models.families.expert_variants import EXPERT_VARIANTS
+from tests.quantization.stored_forms import FORMS
 from tests.tiny_media import media_judge, tiny_media_model
 from tests.tiny_models import hf_model, tiny_model
 from tests.worker.lora.test_adapters import ATTENTION, PROMPT, load, runs
@@ -48,6 +49,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
         {"r": 4, "target_modules": ["gate_proj", "up_proj", "o_proj"], "target_parameters": BOTH},
     ),
 }
+SHARED = {"r": 4, "lora_alpha": 6, "target_modules": r".*\.shared_expert\.(gate|up|down)_proj"}
 NAMES = {
     "mixtral": "block_sparse_moe.experts.{}.w1 block_sparse_moe.experts.{}.w3 block_sparse_moe.experts.{}.w2",
     "qwen3_moe": "mlp.experts.{}.gate_proj mlp.experts.{}.up_proj mlp.experts.{}.down_proj",
@@ -227,3 +229,25 @@ def test_without_the_option_they_are_refused_by_its_name(tmp_path: Path) -> None
     driver = Driver(str(tiny_model(family, **changes)), enable_lora=True, num_blocks=64)
     with pytest.raises(MantaError, match=r"experts.0.w1: LoRA on experts: start the engine with lora_experts"):
         load(driver, apart("mixtral", tmp_path))
+
+
+@pytest.mark.parametrize("form", ["plain", "fp8-block"])
+def test_experts_that_all_tokens_share_are_changed_where_an_option_says_so(tmp_path: Path, form: str) -> None:
+    """As wide as the others and stored as they are, so that they would lie among them."""
+    family, changes = EXPERT_VARIANTS["qwen2_moe"]
+    model = judge = tiny_model(family, **{**changes, "shared_expert_intermediate_size": 48})
+    if form != "plain":
+        model = FORMS[form].write(judge, tmp_path)
+        judge = model.parent / "judge"
+    adapter = peft_adapter(judge, tmp_path / "adapter", **SHARED)
+    options = {"enable_lora": True, "max_lora_rank": 4, "num_blocks": 64}
+    with pytest.raises(MantaError, match=r"shared_expert.*: LoRA on experts that all tokens share.*lora_shared_exp"):
+        load(Driver(str(model), **options), adapter)
+    driver = Driver(str(model), lora_shared_experts=True, **options)
+    truth = peft_logits(judge, adapter, PROMPT)
+    with torch.inference_mode():
+        before = hf_model(judge)(torch.tensor([PROMPT])).logits[0]
+    own, base = all_logits(driver, PROMPT, load(driver, adapter)), all_logits(driver, PROMPT)
+    error, rounding = ((found - true).norm() / true.norm() for found, true in ((own, truth), (base, before)))
+    assert error < 1e-5 + 3 * rounding, "activations are rounded in fp8 blocks"
+    assert (own - base).norm() > 2 * (own - truth).norm(), "the adapter does nothing"
