@@ -70,24 +70,26 @@ class LimitedProcess:
             self._is_ready = answer is not None and bytes(answer) == _READY
         return self._is_ready
 
-    def ask(self, request: bytes | bytearray, timeout_s: float) -> tuple[bytearray, str | None]:
-        """(answer, None), or (nothing, what happened) when there is none and the process is of no use any more."""
+    def ask(self, request: bytes | bytearray, timeout_s: float, spent_s: float = 0.0) -> tuple[bytearray, str | None]:
+        """(answer, None), or (nothing, what happened) when there is none and the process is of no use any more.
+        `spent_s`: what earlier requests of the same work took of its time."""
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "little"))
             self._child.stdin.write(request)
             self._child.stdin.flush()
-        until_cpu_s, until = self._cpu_s() + timeout_s, time.monotonic() + PATIENCE * timeout_s
+        left_s = max(0.0, timeout_s - spent_s)
+        until_cpu_s, until = self.cpu_s() + left_s, time.monotonic() + PATIENCE * left_s
         try:
-            answer = self._read_answer(lambda: min(until_cpu_s - self._cpu_s(), until - time.monotonic()))
+            answer = self._read_answer(lambda: min(until_cpu_s - self.cpu_s(), until - time.monotonic()))
         except EOFError:
             return bytearray(), f"takes more than {self._memory_bytes >> 20} MiB, or more stack than there is"
         if answer is None:
-            is_proven = until_cpu_s <= self._cpu_s()
+            is_proven = until_cpu_s <= self.cpu_s()
             return bytearray(), f"takes more than {timeout_s:g} s" if is_proven else TOO_BUSY
         return answer, None
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
         """CPU time that the child has taken; 0 once it is gone, which its pipe tells."""
         try:
             times = self._times.cpu_times()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from typing import Any
 
-from app.errors import InvalidRequestError, OverloadedError
+from app.errors import InvalidRequestError, MantaError, OverloadedError
 from app.limited_process import TOO_BUSY, LimitedProcess
 
+_MORE = {"do": "more"}  # of what the last answer began
 # Nothing of ours is in the environment of a process that reads what strangers send; its threads would count as memory.
 # glibc keeps so much of what was freed: what a picture of 1,024 x 1,024 takes is not given back and faulted in again
 # for the next one, which costs more than to decode it.
@@ -34,26 +36,28 @@ class ProcessPool:
         InvalidRequestError where it refuses the file or the job is too much for it, OverloadedError where none could be
         had; the messages go on behind the name of the field.
         """
-        asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
-        asked += data
-        with self._places:
-            answer = self._ask(asked, timeout_s)
-        end = answer.find(b"\n") + 1 or len(answer)
-        said: dict[str, Any] = json.loads(answer[:end])
-        if "error" in said:
-            raise InvalidRequestError(said["error"])
-        return said, memoryview(answer)[end:]
+        with closing(self.answers(job, data, timeout_s)) as answers:
+            return next(answers)
 
-    def _ask(self, job: bytearray, timeout_s: float) -> bytearray:
-        process = self._ready()
-        answer, ended = process.ask(job, timeout_s)
-        if ended is None:
-            self._give_back(process)
-            return answer
-        process.kill()
-        if ended == TOO_BUSY:
-            raise OverloadedError(f"was not decoded: {TOO_BUSY}; try later")
-        raise InvalidRequestError(f"is too much work: decoding it {ended}")
+    def answers(
+        self, job: Mapping[str, Any], data: bytes, timeout_s: float
+    ) -> Generator[tuple[dict[str, Any], memoryview]]:
+        """The same of a job that a process answers in parts, all of them within `timeout_s`: while it says that there
+        is `more`, it is asked for it. It is free once the last one came, or this is closed."""
+        with self._places:
+            process = self._ready()
+            begin_s = process.cpu_s()
+            asked, has_more, ended = _asked(job, data, timeout_s), True, None
+            try:
+                while has_more:
+                    answer, ended = process.ask(asked, timeout_s, process.cpu_s() - begin_s)
+                    if ended is not None:
+                        raise _refusal(ended)
+                    said, made = _read(answer)
+                    asked, has_more = _asked(_MORE, b"", timeout_s), "more" in said
+                    yield said, made
+            finally:
+                self._give_back(process, is_usable=ended is None)
 
     def _ready(self) -> LimitedProcess:
         """A process that can be asked."""
@@ -68,8 +72,8 @@ class ProcessPool:
             raise OverloadedError("was not decoded: the process for it does not start; try later")
         return process
 
-    def _give_back(self, process: LimitedProcess) -> None:
-        if self._is_closed:
+    def _give_back(self, process: LimitedProcess, *, is_usable: bool) -> None:
+        if self._is_closed or not is_usable:
             process.kill()
         else:
             self._free.append(process)
@@ -79,3 +83,23 @@ class ProcessPool:
         self._is_closed = True
         while self._free:
             self._free.pop().kill()
+
+
+def _asked(job: Mapping[str, Any], data: bytes, timeout_s: float) -> bytearray:
+    asked = bytearray(json.dumps({**job, "most_s": timeout_s}).encode() + b"\n")
+    asked += data
+    return asked
+
+
+def _read(answer: bytearray) -> tuple[dict[str, Any], memoryview]:
+    end = answer.find(b"\n") + 1 or len(answer)
+    said: dict[str, Any] = json.loads(answer[:end])
+    if "error" in said:
+        raise InvalidRequestError(said["error"])
+    return said, memoryview(answer)[end:]
+
+
+def _refusal(ended: str) -> MantaError:
+    if ended == TOO_BUSY:
+        return OverloadedError(f"was not decoded: {TOO_BUSY}; try later")
+    return InvalidRequestError(f"is too much work: decoding it {ended}")

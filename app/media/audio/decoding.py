@@ -58,19 +58,19 @@ class SoundBounds:
             raise DecodingError(f"lasts {seconds:.0f} s; at most {self.max_s:g} s")
 
 
-def decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None:
-    """Put the samples of a file of this kind behind `pcm`, as int16. DecodingError says what is wrong with it."""
+def decode(data: bytes, kind: str, bounds: SoundBounds) -> Iterator[bytes]:
+    """The samples of a file of this kind, as int16, block by block. DecodingError says what is wrong with it."""
     try:
-        _decode(data, kind, bounds, pcm)
+        yield from _decode(data, kind, bounds)
     except (MemoryError, DecodingError):
         raise
     except Exception as error:  # libraries raise of their own, and the process is one that may die
         raise DecodingError(f"is a malformed {_NAMES.get(kind, kind)}: {_reason(error)}") from error
 
 
-def _decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None:
+def _decode(data: bytes, kind: str, bounds: SoundBounds) -> Iterator[bytes]:
     blocks = _av_blocks(data, _DEMUXERS[kind], bounds) if kind in _DEMUXERS else _soundfile_blocks(data, bounds)
-    begin, num_samples, first_rate = len(pcm), 0, 0
+    num_samples = first_rate = num_kept = 0
     resampler: Any = None
     for rate, block in blocks:
         if not first_rate:
@@ -84,11 +84,15 @@ def _decode(data: bytes, kind: str, bounds: SoundBounds, pcm: bytearray) -> None
         mono = block.mean(axis=1, dtype=np.float32)
         if not np.isfinite(mono).all():
             raise DecodingError("has samples that are no numbers")
-        pcm += _int16(mono if resampler is None else resampler.resample_chunk(mono))
-        bounds.check((len(pcm) - begin) / 2 / bounds.rate)
+        made = mono if resampler is None else resampler.resample_chunk(mono)
+        num_kept += len(made)
+        bounds.check(num_kept / bounds.rate)
+        yield _int16(made)
     if resampler is not None:
-        pcm += _int16(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-    if len(pcm) == begin:
+        made = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        num_kept += len(made)
+        yield _int16(made)
+    if not num_kept:
         raise DecodingError("is empty: it has no samples")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,27 +43,34 @@ class SoundReader:
         """The sound in a file at a rate, which lasts no longer than `max_s` and the configuration allow.
         InvalidRequestError says what is wrong with the file, UnsupportedError that it is of a kind that is not read,
         OverloadedError that nobody could look."""
+        found = [*self.blocks(data, rate, max_s)]
+        return Sound(np.concatenate(found) if len(found) > 1 else found[0], rate)
+
+    def blocks(self, data: bytes, rate: int, max_s: float = math.inf) -> Generator[Samples]:
+        """The samples of the same, in order, each block as soon as it is decoded."""
         kind = kind_of(data)
         most_s = min(max_s, self.config.max_sound_s)
         # All that is kept of stretches is no more than that: what lasts longer goes to one process, which refuses it.
         parts = stretches(data, most_s) if kind == "opus" else [Stretch(data, None, 0)]
         job = {"do": "decode", "kind": kind, "rate": rate, "max_s": most_s}
-        decoded = partial(self._decoded, job)
-        found = [*self._threads.map(decoded, parts)] if len(parts) > 1 else [decoded(parts[0])]
-        return Sound(np.concatenate(found) if len(found) > 1 else found[0], rate)
+        if len(parts) == 1:
+            yield from self._decoded(job, parts[0])
+            return
+        for found in self._threads.map(lambda part: [*self._decoded(job, part)], parts):
+            yield from found
 
     def known_bytes(self, data: bytes, rate: int) -> int:
         """Bytes that the samples of a file will take, as far as the file itself shows it; else 0."""
         length_s = seconds(data) if is_opus(data) else None
         return 0 if length_s is None or length_s > self.config.max_sound_s else 2 * math.ceil(max(0.0, length_s) * rate)
 
-    def _decoded(self, job: Mapping[str, Any], part: Stretch) -> Samples:
+    def _decoded(self, job: Mapping[str, Any], part: Stretch) -> Iterator[Samples]:
         kept, behind = (
             None if count is None else round(count * job["rate"] / RATE) for count in (part.kept, part.behind)
         )
         most_s = self.config.decode_timeout_s * (1 + len(part.data) // _STRETCH_BYTES)
-        _, answer = self._decoding.ask({**job, "kept": kept, "behind": behind}, part.data, most_s)
-        return np.frombuffer(answer, "<i2")
+        for _, answer in self._decoding.answers({**job, "kept": kept, "behind": behind}, part.data, most_s):
+            yield np.frombuffer(answer, "<i2")
 
     def features(self, piece: Piece, settings: FeatureSettings) -> bytes:
         """A piece as an encoder hears it: float32 [num_mels, num_frames]. Errors as those of `decode`."""

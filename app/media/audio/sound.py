@@ -1,4 +1,4 @@
-"""One sound that was decoded: its samples, the quiet points at which it may be cut, and the pieces between them."""
+"""One sound that was decoded: its samples, the quiet points at which it is cut, and the pieces between them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,43 @@ class Sound:
         return len(self.samples) / self.rate
 
     def pieces(self, max_s: float) -> Iterator[Piece]:
-        """All of it in pieces of at most so many seconds, each of which ends where it is quiet, the last at its end."""
-        most, begin = int(max_s * self.rate), 0
-        while begin < len(self.samples):
-            end = len(self.samples)
-            if end - begin > most:
-                end = self._quiet_point(begin + most - min(most // 2, int(SEARCH_S * self.rate)), begin + most)
-            yield Piece(self.samples[begin:end], begin / self.rate, end / self.rate)
-            begin = end
+        """All of it in pieces; see Cutter."""
+        cutter = Cutter(self.rate, max_s)
+        yield from cutter.add(self.samples)
+        yield from cutter.end()
+
+
+class Cutter:
+    """Cuts a sound, as its samples come, into pieces of at most so many seconds: each ends where it is quiet, the last
+    with the sound."""
+
+    def __init__(self, rate: int, max_s: float) -> None:
+        self._rate, self._most = rate, int(max_s * rate)
+        self._rest: Samples = np.zeros(0, np.int16)
+        self._begin = 0  # of the rest in the sound
+
+    def add(self, samples: Samples) -> Iterator[Piece]:
+        """The pieces that are known once these have come."""
+        self._rest = np.concatenate((self._rest, samples)) if len(self._rest) else samples
+        while len(self._rest) > self._most:
+            search = min(self._most // 2, int(SEARCH_S * self._rate))
+            yield self._cut(self._quiet_point(self._most - search, self._most))
+
+    def end(self) -> Iterator[Piece]:
+        """The last one: no further samples come."""
+        if len(self._rest):
+            yield self._cut(len(self._rest))
+
+    def _cut(self, end: int) -> Piece:
+        begin, samples = self._begin, self._rest[:end]
+        self._begin, self._rest = begin + end, self._rest[end:]
+        return Piece(samples, begin / self._rate, self._begin / self._rate)
 
     def _quiet_point(self, begin: int, end: int) -> int:
         """The middle of the quietest stretch of `QUIET_S` between two points; of equally quiet ones the last."""
-        frame = int(FRAME_S * self.rate)
+        frame = int(FRAME_S * self._rate)
         num_frames = (end - begin) // frame
-        frames = self.samples[begin : begin + num_frames * frame].reshape(num_frames, frame)
+        frames = self._rest[begin : begin + num_frames * frame].reshape(num_frames, frame)
         loudness = np.square(frames, dtype=np.float32).mean(axis=1)
         width = max(1, min(num_frames, round(QUIET_S / FRAME_S)))
         around = np.convolve(loudness, np.full(width, 1 / width, np.float32), "valid")

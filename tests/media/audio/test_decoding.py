@@ -16,9 +16,7 @@ BOUNDS = SoundBounds(RATE, 60.0)
 
 
 def samples_of(data: bytes, kind: str, bounds: Any = BOUNDS) -> np.ndarray:
-    pcm = bytearray()
-    decode(data, kind, bounds, pcm)
-    return np.frombuffer(pcm, "<i2")
+    return np.frombuffer(b"".join(decode(data, kind, bounds)), "<i2")
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])
@@ -81,13 +79,6 @@ def _likeness(found: np.ndarray, wave: np.ndarray) -> float:
 def test_loud_floats_are_clipped() -> None:
     found = samples_of(file_of(noise(0.5) * 9, subtype="FLOAT"), "wav")
     assert (found.max(), found.min()) == (32_767, -32_768)
-
-
-def test_the_samples_are_put_behind() -> None:
-    pcm = bytearray(b"head")
-    decode(file_of(noise(0.1)), "wav", BOUNDS, pcm)
-    assert pcm[:4] == b"head"
-    assert len(pcm) == 4 + 2 * 1600
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError, OverloadedError, UnsupportedError
 from app.limited_process import ORPHAN_S, PATIENCE
-from app.media.audio import sound_process
 from app.media.audio.mel import MelFeatures, MelSettings
 from app.media.audio.reader import SoundReader
 from app.media.audio.sound import Piece
+from app.media.audio.sound_process import ANSWER_BYTES, SoundJobs
 from tests import limits
 from tests.media.audio.sounds import RATE, file_of, noise, wav
 
@@ -65,7 +66,7 @@ def test_a_process_lives_as_long_as_its_job_may_take(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(signal, "alarm", alarms.append)
     for most_s in (1.0, 200.0):
         job = {"do": "decode", "kind": "wav", "rate": RATE, "max_s": 60.0, "most_s": most_s, "kept": None, "behind": 0}
-        sound_process._answer(json.dumps(job).encode() + b"\n" + file_of(noise(0.1)))
+        SoundJobs().answer(json.dumps(job).encode() + b"\n" + file_of(noise(0.1)))
     assert alarms == [ORPHAN_S, 200 * PATIENCE]
 
 
@@ -125,6 +126,41 @@ def test_what_takes_too_much_memory_is_refused() -> None:
     reader = SoundReader(config, b"key")
     try:
         with pytest.raises(InvalidRequestError, match="takes more than 64 MiB"):
-            reader.decode(file_of(np.zeros((3_600 * 4_000, 1), np.float32), "FLAC", 4_000), RATE)
+            reader.decode(wav(bytes(65 << 20)), RATE)
+        hour = file_of(np.zeros((3_600 * 4_000, 1), np.float32), "FLAC", rate=4_000)  # 110 MiB, and never all at once
+        assert reader.decode(hour, RATE).seconds == 3_600
+    finally:
+        reader.close()
+
+
+def test_samples_come_as_they_are_decoded(reader: SoundReader) -> None:
+    """Their decoder waits for who takes them; given up midway, it is there for the next file."""
+    wave = file_of(noise(55.0))
+    blocks = [*reader.blocks(wave, RATE)]
+    assert len(blocks) > 1
+    assert all(ANSWER_BYTES <= block.nbytes < 2 * ANSWER_BYTES for block in blocks[:-1])
+    np.testing.assert_array_equal(np.concatenate(blocks), reader.decode(wave, RATE).samples)
+    for _ in range(2):
+        with closing(reader.blocks(wave, RATE)) as begun:
+            np.testing.assert_array_equal(next(begun), blocks[0])
+    assert reader.decode(file_of(noise(0.1)), RATE).seconds == pytest.approx(0.1)
+
+
+def test_a_file_that_breaks_off_is_refused_where_it_does(reader: SoundReader) -> None:
+    wave = noise(55.0)
+    wave[-1] = np.nan
+    blocks = reader.blocks(file_of(wave, subtype="FLOAT"), RATE)
+    assert len(next(blocks))
+    with pytest.raises(InvalidRequestError, match="no numbers"):
+        next(blocks)
+
+
+def test_the_time_of_a_file_is_that_of_all_its_answers() -> None:
+    reader = SoundReader(MediaConfig(decode_timeout_s=limits.scaled_s(0.1), max_decoders=1), b"key")
+    silence = file_of(np.zeros((7_200 * 8_000, 1), np.float32), "FLAC", rate=8_000)
+    try:
+        with pytest.raises((InvalidRequestError, OverloadedError), match=r"is too much work|too busy"):
+            for _ in reader.blocks(silence, RATE):
+                pass
     finally:
         reader.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.media.audio.sound import Sound
+from app.media.audio.sound import Cutter, Piece, Sound
 
 RATE = 1_000
 
@@ -29,6 +29,28 @@ def test_pieces_are_all_of_the_sound(seconds: float) -> None:
     begins = [piece.begin_s for piece in pieces]
     assert begins == [0.0, *(piece.end_s for piece in pieces[:-1])]
     assert pieces[-1].end_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("most", [1, 700, 29_000, 45_000])
+def test_pieces_are_the_same_however_the_samples_come(most: int) -> None:
+    sound = speech(26.0, 0.8, 27.0, 0.5, 20.0) if most > 1 else Sound(speech(9.0).samples, 100)
+    rng = np.random.default_rng(most)
+    cutter, begin, found = Cutter(sound.rate, 30.0), 0, list[Piece]()
+    while begin < len(sound.samples):
+        end = begin + int(rng.integers(0, most + 1))
+        found += cutter.add(sound.samples[begin:end])
+        begin = end
+    found += cutter.end()
+    expected = list(sound.pieces(30.0))
+    assert [(one.begin_s, one.end_s) for one in found] == [(one.begin_s, one.end_s) for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.samples, other.samples)
+
+
+def test_a_piece_is_known_as_soon_as_more_than_its_length_has_come() -> None:
+    cutter = Cutter(RATE, 30.0)
+    assert list(cutter.add(np.ones(30 * RATE, np.int16))) == []
+    assert len(list(cutter.add(np.ones(1, np.int16)))) == 1
 
 
 def test_cuts_are_where_it_is_quiet() -> None:

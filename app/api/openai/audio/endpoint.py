@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter, Request
@@ -17,7 +16,7 @@ from app.api.http.form import FORM_BYTES, fields_of, form_description, read_form
 from app.api.http.held_bytes import holding_of
 from app.api.http.json_response import json_response
 from app.api.http.origin import check_origin
-from app.api.http.work_pool import PARSE_S_PER_BYTE, TOKENISE_S_PER_CHAR, RequestWork, unwatched_work_of, work_of
+from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork, unwatched_work_of, work_of
 from app.api.openai.audio.attempts import TEMPERATURES, Ask
 from app.api.openai.audio.events import TranscriptEvents
 from app.api.openai.audio.forms import (
@@ -28,12 +27,11 @@ from app.api.openai.audio.forms import (
     TranscriptionForm,
     TranslationForm,
 )
+from app.api.openai.audio.incoming import Incoming
 from app.api.openai.audio.listening import Listening
 from app.api.openai.audio.transcript import Transcript
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
-from app.media.audio.sound import Piece, Sound
-from app.media.reader import in_field
 from app.text.served_model import ServedModel
 from app.text.speech import Speech
 
@@ -53,12 +51,11 @@ def audio_routes(api: Api) -> APIRouter:
         model, speech = _model(api.client, form)
         language = speech.language(form.language)
         ask = await _ask(request, form, model, speech, "transcribe")
-        sound, pieces = await _decoded(request, speech, data)
-        listening = _listening(request, api.client, ask, pieces, language, is_live=form.stream)
+        listening = await _listening(request, api.client, ask, data, language, is_live=form.stream)
         work, has_logprobs = unwatched_work_of(request), bool(form.include)
         if form.stream:
-            return EventStreamResponse(listening, TranscriptEvents(listening, work, sound.seconds, has_logprobs))
-        return await _whole(listening, work, form, sound.seconds, with_logprobs=has_logprobs)
+            return EventStreamResponse(listening, TranscriptEvents(listening, work, has_logprobs))
+        return await _whole(listening, work, form, with_logprobs=has_logprobs)
 
     @router.post(TRANSLATIONS, openapi_extra=form_description(TranslationForm, FILE))
     async def create_translation(request: Request) -> Response:
@@ -67,9 +64,8 @@ def audio_routes(api: Api) -> APIRouter:
         model, speech = _model(api.client, form)
         speech.check_task("translate")
         ask = await _ask(request, form, model, speech, "translate")
-        sound, pieces = await _decoded(request, speech, data)
-        listening = _listening(request, api.client, ask, pieces)
-        return await _whole(listening, unwatched_work_of(request), form, sound.seconds)
+        listening = await _listening(request, api.client, ask, data)
+        return await _whole(listening, unwatched_work_of(request), form)
 
     return router
 
@@ -96,23 +92,6 @@ def _model(client: EngineClient, form: SoundForm) -> tuple[ServedModel, Speech]:
     return model, speech
 
 
-async def _decoded(request: Request, speech: Speech, data: bytes) -> tuple[Sound, list[Piece]]:
-    """The sound in a file, and all of it in pieces; its samples count as held, too, before they are made where the file
-    shows how many there are."""
-    work, holding = work_of(request), holding_of(request.scope)
-    known = await work.run(PARSE_S_PER_BYTE * len(data), speech.reader.known_bytes, data, speech.rate)
-    holding.add(known)
-    with in_field(FILE):
-        sound, pieces = await work.run_long_process(_in_pieces, speech, data)
-    holding.add(sound.samples.nbytes - known)
-    return sound, pieces
-
-
-def _in_pieces(speech: Speech, data: bytes) -> tuple[Sound, list[Piece]]:
-    sound = speech.reader.decode(data, speech.rate)
-    return sound, list(sound.pieces(speech.piece_s))
-
-
 async def _ask(request: Request, form: SoundForm, model: ServedModel, speech: Speech, task: str) -> Ask:
     text, seed = form.prompt or "", form.seed
     context = await work_of(request).run(TOKENISE_S_PER_CHAR * len(text), speech.context, text, model.tokenizer)
@@ -135,25 +114,26 @@ def _has_words(form: SoundForm) -> bool:
     return isinstance(form, TranscriptionForm) and form.has_words
 
 
-def _listening(
+async def _listening(
     request: Request,
     client: EngineClient,
     ask: Ask,
-    pieces: Sequence[Piece],
+    data: bytes,
     language: str | None = None,
     *,
     is_live: bool = False,
 ) -> Listening:
-    return Listening(client, unwatched_work_of(request), request.receive, ask, pieces, language, FILE, is_live)
+    work = unwatched_work_of(request)
+    incoming = Incoming(work, ask.speech, data, FILE)
+    await incoming.hold()
+    return Listening(client, work, request.receive, ask, incoming, language, FILE, is_live)
 
 
-async def _whole(
-    listening: Listening, work: RequestWork, form: SoundForm, seconds: float, *, with_logprobs: bool = False
-) -> Response:
+async def _whole(listening: Listening, work: RequestWork, form: SoundForm, *, with_logprobs: bool = False) -> Response:
     async with listening:
         while await listening.next_batch():
             pass
-    transcript = Transcript(listening.ask, listening.heard, listening.language, seconds)
+    transcript = Transcript(listening.ask, listening.heard, listening.language, listening.seconds)
     replica = listening.route.replica_id
     headers = {"X-Manta-Replica": replica} if replica else {}
     return await work.run_later(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)

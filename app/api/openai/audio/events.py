@@ -15,10 +15,9 @@ from app.api.openai.audio.transcript import Transcript, token_logprobs
 class TranscriptEvents(EventFormat):
     """Writes what a Listening hears. The deltas together are the last event's text: no space before it or behind."""
 
-    def __init__(self, listening: Listening, work: RequestWork, seconds: float, with_logprobs: bool) -> None:
+    def __init__(self, listening: Listening, work: RequestWork, with_logprobs: bool) -> None:
         self._listening = listening
         self._work = work
-        self._seconds = seconds
         self._with_logprobs = with_logprobs
         self._has_begun = False
         self._last = ""
@@ -55,7 +54,7 @@ class TranscriptEvents(EventFormat):
     async def finish(self) -> None:
         """Write the last event, which is as long as all others together."""
         own = self._listening
-        transcript = Transcript(own.ask, own.heard, own.language, self._seconds)
+        transcript = Transcript(own.ask, own.heard, own.language, own.seconds)
         self._last = await self._work.run_later(transcript.writing_cost_s, self._done, transcript)
 
     def end(self) -> str:

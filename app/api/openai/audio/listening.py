@@ -1,12 +1,14 @@
 """All pieces of a sound side by side: their texts as one stream of events, and what became of each at the end.
 
-Events come in the order of the pieces, each piece's as soon as those before it have ended. Leaving the stream early
-ends what still runs.
+Pieces are heard while the file is still decoded. Events come in the order of the pieces, each piece's as soon as those
+before it have ended, and none before the file is decoded: one that breaks off is refused as a whole. Leaving the stream
+early ends what still runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,6 +22,7 @@ from app.api.http.errors import ClientDisconnected
 from app.api.http.work_pool import RequestWork
 from app.api.openai.audio.alignment import WARP_S_PER_CELL, token_ends
 from app.api.openai.audio.attempts import Ask, Attempt, PieceRequests
+from app.api.openai.audio.incoming import Incoming
 from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
@@ -53,7 +56,7 @@ class Listening:
         work: RequestWork,
         receive: Receive,
         ask: Ask,
-        pieces: Sequence[Piece],
+        incoming: Incoming,
         language: str | None,
         field: str,
         is_live: bool,
@@ -65,18 +68,23 @@ class Listening:
         self._client = client
         self._work = work
         self._receive = receive
-        self._pieces = pieces
+        self._incoming = incoming
         self._field = field
         self._is_live = is_live
         each = ask.speech.num_bytes + (ask.speech.alignment_bytes if ask.has_words else 0)
         self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, each)
-        self._events: list[list[Event]] = [[] for _ in pieces]
+        self._events: defaultdict[int, list[Event]] = defaultdict(list)  # of each piece
         self._current = 0  # the piece whose events go out
         self._done: dict[int, Heard] = {}
         self._error: Exception | None = None
         self._has_ended = False
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def seconds(self) -> float:
+        """The length of the sound, once its stream has ended."""
+        return self._incoming.seconds
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._watch_client())]
@@ -103,25 +111,30 @@ class Listening:
             await self._wake.wait()
 
     def _ready(self) -> list[Event]:
-        batch: list[Event] = []
-        while self._current < len(self._pieces):
-            batch += self._events[self._current]
-            self._events[self._current] = []
-            if self._current not in self._done:
-                break
+        if not self._incoming.is_whole:
+            return []
+        batch = self._events.pop(self._current, [])
+        while self._current in self._done:
             self._current += 1
+            batch += self._events.pop(self._current, [])
         return batch
 
     async def _run(self) -> None:
         try:
-            first, num_silent = await self._begin(), len(self._done)
             async with asyncio.TaskGroup() as group:
-                for index, piece in list(enumerate(self._pieces))[num_silent:]:
-                    group.create_task(self._hear(index, piece, first if index == num_silent else None))
+                group.create_task(self._read())
+                first, index = await self._begin(), len(self._done)
+                while (piece := await self._incoming.piece(index)) is not None:
+                    group.create_task(self._hear(index, piece, first))
+                    first, index = None, index + 1
         except* Exception as errors:
             self._error = _first_of(errors)
-        self.heard = [self._done[index] for index in range(len(self._pieces))] if self._error is None else []
+        self.heard = [self._done[index] for index in sorted(self._done)] if self._error is None else []
         self._has_ended = True
+        self._wake.set()
+
+    async def _read(self) -> None:
+        await self._incoming.run()
         self._wake.set()
 
     async def _begin(self) -> tuple[PieceRequests, Detected] | None:
@@ -129,7 +142,7 @@ class Listening:
         before it are done, one after another: the language is the same however the pieces' answers come."""
         if self.language is not None or not self.ask.speech.languages:
             return None
-        for index, piece in enumerate(self._pieces):
+        while (piece := await self._incoming.piece(index := len(self._done))) is not None:
             await self._turns.take()  # the piece's own, which the one that is returned keeps
             requests = await self._requests(index, piece)
             detected, silence = await requests.detect()

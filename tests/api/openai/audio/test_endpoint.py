@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 from app.api.openai.audio.forms import TranscriptionForm
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
+from app.errors import InvalidRequestError
 from app.media.audio.reader import SoundReader
 from app.records.alignment_ask import AlignmentAsk
 from app.records.encoder_input import EncoderInput
@@ -261,6 +263,77 @@ def test_long_sounds_are_heard_piece_by_piece(client: Transcriber, sdk: openai.O
     assert verbose.text == "".join(one.text for one in verbose.segments).strip()
 
 
+def int16(seconds: float) -> Any:
+    return (noise(seconds)[:, 0] * 32_767).astype(np.int16)
+
+
+class SlowFile:
+    """Stands for a file whose second part is decoded once a piece of its first is asked about."""
+
+    def __init__(self, client: Transcriber, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.has_asked = threading.Event()
+        self._error = error
+        client.says = self._says
+        monkeypatch.setattr(SoundReader, "blocks", lambda _, data, rate: self._blocks())
+
+    def _says(self, request: Any) -> str:
+        self.has_asked.set()
+        return " Hello"
+
+    def _blocks(self) -> Iterator[Any]:
+        yield int16(2.5)
+        assert self.has_asked.wait(limits.patience_s())
+        if self._error is not None:
+            raise self._error
+        yield int16(0.2)
+
+
+def test_pieces_are_heard_while_the_file_is_decoded(
+    client: Transcriber, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowFile(client, monkeypatch)
+    answer = sdk.audio.transcriptions.create(file=named(HALF), model="whisper", language="en")
+    assert answer.text == " ".join(["Hello"] * len(client.transcripts))
+    assert len(client.transcripts) >= 3
+    assert answer.usage is not None
+    assert answer.usage.to_dict() == {"type": "duration", "seconds": 3}
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_a_file_that_breaks_off_is_refused_though_pieces_were_heard(
+    client: Transcriber,
+    http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Callable[..., Any],
+    stream: str,
+) -> None:
+    SlowFile(client, monkeypatch, InvalidRequestError("breaks off"))
+    answer = http.post(URL, data={"stream": stream, "language": "en"}, files={"file": HALF})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith("file breaks off")
+    assert len(client.transcripts) >= 1
+    wait_for(lambda: client.num_running == 0, "the end of all pieces")
+
+
+def test_a_file_is_not_decoded_further_once_its_client_has_left(
+    client: Transcriber, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., Any]
+) -> None:
+    was_left = threading.Event()
+
+    def endless(_: SoundReader, data: bytes, rate: int) -> Iterator[Any]:
+        try:
+            while True:
+                yield int16(0.001)
+                threading.Event().wait(0.01)
+        finally:
+            was_left.set()
+
+    monkeypatch.setattr(SoundReader, "blocks", endless)
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(URL, data={"language": "en"}, files={"file": HALF}, timeout=limits.scaled_s(0.3))
+    wait_for(was_left.is_set, "the end of the decoding")
+
+
 @pytest.mark.parametrize("form", ["text", "srt", "vtt"])
 def test_plain_forms(client: Transcriber, sdk: openai.OpenAI, form: Any) -> None:
     client.says = lambda request: "<|0.00|> one<|0.20|><|0.20|> two<|0.44|>"
@@ -474,7 +547,7 @@ def test_a_sound_that_shows_its_length_counts_before_it_is_decoded(
     client: Transcriber, http_to: Callable[[Any], httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
-    monkeypatch.setattr(SoundReader, "decode", lambda _, data, rate: decoded.append(rate))
+    monkeypatch.setattr(SoundReader, "blocks", lambda _, data, rate: decoded.append(rate))
     http = http_to(create_app(client, RequestLimits(max_bodies_bytes=1 << 17)))
     data = file_of(noise(4.0), "OGG", subtype="OPUS")
     assert len(data) < 1 << 15
