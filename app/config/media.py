@@ -73,7 +73,7 @@ class MediaConfig(Frozen):
         64 << 20,
         ge=0,
         description="Memory for pictures, videos and sounds that were decoded, which a request that brings one again "
-        "finds.",
+        "finds: in each ingress, and in each engine replica, which is not sent again what it has.",
     )
     engine_bytes: int = Field(
         4 << 30,

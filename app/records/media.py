@@ -4,7 +4,7 @@ the hashes of its blocks (I5)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from app.errors import InvalidRequestError
 from app.records.encoder_input import encoder_input_of
+from app.records.request import EngineRequest
 
 MediaKind = Literal["image", "video", "audio"]
 DIGEST_BYTES = 16
@@ -39,7 +40,8 @@ class MediaItem:
     # Frames, rows and columns of patches as the encoder reads them; of a sound windows, 1 and frames that are sound.
     grid: tuple[int, int, int]
     shape: tuple[int, ...]  # of `pixels`
-    pixels: bytes  # of VALUE_TYPES, in the encoder's own order; empty where nobody will read them
+    # Numbers of VALUE_TYPES in the encoder's own order; empty where nobody reads them, or who gets them has them.
+    pixels: bytes
     seconds_per_frame: float = 0.0  # of a video whose positions go by time
 
     @property
@@ -68,15 +70,22 @@ class MediaAsk:
                 raise InvalidRequestError("messages: an item's pixels or digest are cut off", param="messages")
             begin = item.end
 
-    def without_pixels(self, num_tokens: int) -> MediaAsk:
-        """The same without the pixels of items that the first `num_tokens` tokens hold whole: those are computed."""
-        kept = (replace(item, pixels=b"") if item.end <= num_tokens else item for item in self.items)
-        return MediaAsk(tuple(kept))
-
 
 def media_of(asks: Sequence[object]) -> MediaAsk | None:
     """The record of media among what a request brings; None: its prompt shows nothing."""
     return next((ask for ask in asks if isinstance(ask, MediaAsk)), None)
+
+
+def with_pixels(request: EngineRequest, pixels_of: Callable[[MediaItem], bytes]) -> EngineRequest:
+    """The request with what this gives of each item as the item's pixels; itself where that changes none."""
+    ask = media_of(request.asks)
+    if ask is None:
+        return request
+    found = [pixels_of(item) for item in ask.items]
+    if all(item.pixels is pixels for item, pixels in zip(ask.items, found, strict=True)):
+        return request
+    items = tuple(replace(item, pixels=pixels) for item, pixels in zip(ask.items, found, strict=True))
+    return replace(request, asks=tuple(MediaAsk(items) if one is ask else one for one in request.asks))
 
 
 def block_extras(asks: Sequence[object], block_size: int, first_block: int = 0) -> dict[int, bytes] | None:

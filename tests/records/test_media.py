@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.records.block_hash import hash_blocks
-from app.records.media import MediaAsk, MediaItem, block_extras, media_of
+from app.records.media import MediaAsk, MediaItem, block_extras, media_of, with_pixels
+from app.records.request import EngineRequest
+from app.records.sampling_params import SamplingParams
 
 KEY, ROOT, SIZE = b"k" * 16, b"r" * 16, 4
 TOKENS = list(range(24))
@@ -47,9 +49,14 @@ def test_blocks_hashed_later_have_the_extras_of_their_own_place() -> None:
         assert hash_blocks(KEY, whole[first - 1], tokens, SIZE, extras) == whole[first:]
 
 
-def test_pixels_are_left_out_of_what_is_computed() -> None:
-    ask = MediaAsk((FIRST, SECOND))
-    assert media_of((object(), ask)) is ask
-    assert [bool(item.pixels) for item in ask.without_pixels(12).items] == [False, True]
-    assert [bool(item.pixels) for item in ask.without_pixels(10).items] == [True, True]
-    assert block_extras((object(),), SIZE) is None
+def test_pixels_leave_a_request_and_come_back() -> None:
+    ask, other = MediaAsk((FIRST, SECOND)), object()
+    assert media_of((other, ask)) is ask
+    request = EngineRequest("a", TOKENS, SamplingParams(), asks=(other, ask))
+    light = with_pixels(request, lambda item: b"" if item is FIRST else item.pixels)
+    assert light.asks == (other, MediaAsk((replace(FIRST, pixels=b""), SECOND)))
+    assert with_pixels(light, lambda item: item.pixels or b"pixels") == request
+    assert with_pixels(request, lambda item: item.pixels) is request
+    text = replace(request, asks=(other,))
+    assert with_pixels(text, lambda item: b"") is text
+    assert block_extras((other,), SIZE) is None

@@ -122,9 +122,11 @@ class ChannelClient:
         *,
         window: int,
         lease_s: float,
+        kept_bytes: int = 0,
         on_load: Callable[[LoadReport], None] = _ignore_load,
         on_closed: Callable[[ChannelClient, int], None] | None = None,
     ) -> None:
+        """`kept_bytes`: see Submitter."""
         self.replica_id = replica_id
         self.channel_id = f"{ingress_id}.{uuid.uuid4().hex[:8]}"
         self.state: State = "opening"
@@ -149,7 +151,7 @@ class ChannelClient:
         self._opened = asyncio.Event()
         self._ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._submitter = Submitter(port, self.channel_id)
+        self._submitter = Submitter(port, self.channel_id, kept_bytes)
 
     @property
     def num_streams(self) -> int:

@@ -132,6 +132,7 @@ class ReplicaPool:
             self._ingress_id,
             window=self._config.credit_window_tokens,
             lease_s=self._config.lease_s,
+            kept_bytes=self._config.media.cache_bytes,
             on_load=self._report,
             on_closed=self._remove,
         )

@@ -4,7 +4,7 @@ The choices of one body hold the same list of token ids, which a pickle writes o
 one call a prompt is under way, and those that come meanwhile are the next one: with n choices two or three calls
 instead of n. Requests to pooling models, which are short and many and bring no grammar that others would wait for, are
 one queue: a call costs more than many of them do. Those that bring a picture or a sound are not short, whatever their
-tokens say, and go alone.
+tokens say, and go alone. Pixels that the replica has stay here (sent_pixels.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from app.deployments.channel.sent_pixels import SentPixels
+from app.deployments.channel.wire import PixelsGoneError
 from app.errors import EngineDeadError, MantaError
 from app.records.adapter import AdapterAsk
 from app.records.bundle import Bundle
@@ -45,10 +47,11 @@ class _Submission:
 
 
 class Submitter:
-    """The submissions of one channel."""
+    """The submissions of one channel. `kept_bytes`: of pixels that the replica keeps."""
 
-    def __init__(self, port: SubmitPort, channel_id: str) -> None:
+    def __init__(self, port: SubmitPort, channel_id: str, kept_bytes: int = 0) -> None:
         self._port = port
+        self._sent = SentPixels(kept_bytes)
         self._channel_id = channel_id
         self._waiting: dict[Key, list[_Submission]] = {}  # for the call after the one under way
         self._calls: set[asyncio.Task[None]] = set()
@@ -90,13 +93,27 @@ class Submitter:
     async def _call(self, batch: list[_Submission]) -> None:
         """One call; if it fails, that is the answer to all that were in it."""
         try:
-            requests = [(one.stream_id, one.request) for one in batch]
-            refusals = await self._port.submit(self._channel_id, requests)
+            refusals = await self._refusals([(one.stream_id, one.request) for one in batch])
             for one, refusal in zip(batch, refusals, strict=True):
                 if not one.answer.done():
                     one.answer.set_result(refusal)
         except Exception as error:
             self._fail(batch, error)
+
+    async def _refusals(self, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
+        """The replica's refusal of each; those whose pixels it has no more are sent whole."""
+        sent = [(stream_id, self._sent.without_known(request)) for stream_id, request in requests]
+        refusals = await self._port.submit(self._channel_id, sent)
+        gone = [place for place, refusal in enumerate(refusals) if isinstance(refusal, PixelsGoneError)]
+        if gone:
+            self._sent.forget()
+            again = await self._port.submit(self._channel_id, [requests[place] for place in gone])
+            for place, refusal in zip(gone, again, strict=True):
+                refusals[place] = refusal
+        for (_, request), refusal in zip(requests, refusals, strict=True):
+            if refusal is None:
+                self._sent.note(request)
+        return refusals
 
     def _next(self, key: Key) -> list[_Submission]:
         """Take those that came while a call was under way, as many as a call takes; who has left is dropped."""

@@ -46,6 +46,10 @@ class SecludedError(EngineDeadError):
     """The refusal of a replica that another request has for itself."""
 
 
+class PixelsGoneError(EngineDeadError):
+    """The refusal of a replica that no longer has pixels which a request names by their digest."""
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """Msgpack bytes of any message here."""
     return msgspec.msgpack.encode(message)

@@ -124,7 +124,7 @@ class EngineReplica:
         self._heartbeat = Heartbeat(
             router_config.heartbeat_s, self._hub, self._feeds, self._report, self._engine.end_late, self._look_after
         )
-        self._intake = Intake(self._engine, self._hub, self._heartbeat.wake, ingress.media.engine_bytes)
+        self._intake = Intake(self._engine, self._hub, self._heartbeat.wake, ingress.media)
         self._termination = Termination(lambda: self._ending.go("ends, as SIGTERM asks"))
         settle_heap()
         if model.engine.executor != "in_process":  # the workers have processes of their own

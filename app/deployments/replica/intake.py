@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from app.config.media import MediaConfig
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.replica.engine_factory import ReplicaEngine
 from app.deployments.replica.grammar_queue import GrammarQueue
+from app.deployments.replica.kept_pixels import KeptPixels
 from app.deployments.replica.media_room import MediaRoom
 from app.errors import MantaError
 from app.records.request import EngineRequest
@@ -19,15 +21,16 @@ LONG_PROMPT_TOKENS = 8192  # to check and hash more prompt tokens takes millisec
 
 
 class Intake:
-    """One replica's, which has memory for so many bytes of pixels. `on_added` hears of each request that the engine has
-    taken."""
+    """One replica's, which has the memory for pixels that `media` says. `on_added` hears of each request that the
+    engine has taken."""
 
     def __init__(
-        self, engine: ReplicaEngine, hub: ChannelHub, on_added: Callable[[], None], max_pixel_bytes: int
+        self, engine: ReplicaEngine, hub: ChannelHub, on_added: Callable[[], None], media: MediaConfig
     ) -> None:
         self._engine = engine
         self._hub = hub
-        self._media = MediaRoom(max_pixel_bytes, hub.has)
+        self._media = MediaRoom(media.engine_bytes, hub.has)
+        self._pixels = KeptPixels(media.cache_bytes)
         self._on_added = on_added
         self._grammar_work = GrammarQueue()
         self._adding: set[asyncio.Future[Any]] = set()  # requests on their way into the engine
@@ -60,7 +63,9 @@ class Intake:
 
     async def _add(self, request: EngineRequest, is_long: bool, began: float) -> MantaError | None:
         try:
+            request = self._pixels.whole(request)
             self._media.take(request)
+            self._pixels.keep(request)
             work = request.work
             grammar = work.structured_outputs if isinstance(work, SamplingParams) else None
             if grammar is not None and not self._engine.knows_grammar(grammar):

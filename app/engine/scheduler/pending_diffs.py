@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 import numpy as np
 
-from app.records.media import MediaAsk
+from app.records.media import with_pixels
 from app.records.request import EngineRequest
 from app.records.request_state import Request
 from app.records.step import Int32Array, NewRequest
@@ -93,7 +92,4 @@ class PendingDiffs:
 
 def _for_workers(spec: EngineRequest, num_computed_tokens: int) -> EngineRequest:
     """The request without the pixels of what has been computed."""
-    if spec.asked(MediaAsk) is None:
-        return spec
-    asks = (ask.without_pixels(num_computed_tokens) if isinstance(ask, MediaAsk) else ask for ask in spec.asks)
-    return replace(spec, asks=tuple(asks))
+    return with_pixels(spec, lambda item: b"" if item.end <= num_computed_tokens else item.pixels)

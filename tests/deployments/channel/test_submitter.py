@@ -8,9 +8,10 @@ import pytest
 
 from app.deployments.channel import submitter
 from app.deployments.channel.submitter import Submitter
+from app.deployments.channel.wire import PixelsGoneError
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
 from app.records.bundle import Bundle
-from app.records.media import MediaAsk
+from app.records.media import MediaAsk, MediaItem, media_of
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -173,5 +174,47 @@ def test_what_brings_a_picture_to_a_pooling_model_goes_alone() -> None:
         for answer in desk.port.answers:
             answer.set_result(None)
         assert await asyncio.gather(*waiting) == [None] * 5
+
+    run(main())
+
+
+class Forgetful:
+    """A replica that has each other request's pixels no more where they did not come with it."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[str, bytes]]] = []
+
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
+        asks = [media_of(request.asks) for _, request in requests]
+        call = [(stream, ask.items[0].pixels) for (stream, _), ask in zip(requests, asks, strict=True) if ask]
+        self.calls.append(call)
+        return [None if pixels or int(stream) % 2 else PixelsGoneError("gone") for stream, pixels in call]
+
+
+def test_pixels_are_sent_once_and_again_where_the_replica_has_them_no_more() -> None:
+    item = MediaItem("image", b"d" * 16, 0, 1, (1, 1, 1), (4,), b"four")
+    shows = EngineRequest("a", [1], SamplingParams(), asks=(MediaAsk((item,)),))
+
+    async def main() -> None:
+        port = Forgetful()
+        desk = Submitter(port, "c", kept_bytes=4)
+
+        async def send(*stream_ids: str) -> None:
+            assert await asyncio.gather(*(desk.submit(one, shows) for one in stream_ids)) == [None] * len(stream_ids)
+
+        for stream_ids in ["1"], ["3"], ["4", "5", "6"], ["7"]:
+            await send(*stream_ids)
+        assert port.calls == [
+            [("1", b"four")],
+            [("3", b"")],
+            [("4", b""), ("5", b""), ("6", b"")],
+            [("4", b"four"), ("6", b"four")],
+            [("7", b"")],
+        ]
+        nothing_is_kept = Submitter(port, "c")
+        port.calls.clear()
+        for stream_id in "1", "3":
+            assert await nothing_is_kept.submit(stream_id, shows) is None
+        assert port.calls == [[("1", b"four")], [("3", b"four")]]
 
     run(main())

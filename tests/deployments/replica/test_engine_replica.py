@@ -24,7 +24,7 @@ from app.config.model import ModelConfig
 from app.config.router import RouterConfig
 from app.deployments.admin.fleet_state import FleetState
 from app.deployments.channel import serve_port
-from app.deployments.channel.wire import ControlMessage, SecludedError, decode_frame, encode
+from app.deployments.channel.wire import ControlMessage, PixelsGoneError, SecludedError, decode_frame, encode
 from app.deployments.replica import ending, engine_replica, grammar_queue
 from app.deployments.replica.canary import Canary
 from app.deployments.replica.engine_replica import EngineReplica
@@ -438,10 +438,28 @@ def test_pixels_without_room_are_refused_before_the_engine(play: Any) -> None:
         replica._intake._media = MediaRoom(100, replica._hub.has)
         frames = await replica.channel("c", "i")
         assert await replica.submit_one("c", "1", shows) is None
-        other = dataclasses.replace(shows, asks=(MediaAsk((dataclasses.replace(item, pixels=bytes([1] * 60)),)),))
+        other = dataclasses.replace(
+            shows, asks=(MediaAsk((dataclasses.replace(item, digest=b"e" * 16, pixels=b"1" * 60),)),)
+        )
         assert isinstance(await replica.submit_one("c", "2", other), OverloadedError)
         assert len(replica.engine.added) == 1
         assert not any("/2" in name for name in replica._hub._streams)
+        await frames.aclose()
+
+    play(scene)
+
+
+def test_pixels_that_came_before_need_not_come_again(play: Any) -> None:
+    item = MediaItem("image", b"d" * 16, 0, 1, (1, 1, 1), (60,), bytes(60))
+    whole = dataclasses.replace(request(), asks=(MediaAsk((item,)),))
+    light = dataclasses.replace(whole, asks=(MediaAsk((dataclasses.replace(item, pixels=b""),)),))
+
+    async def scene(replica: Replica) -> None:
+        frames = await replica.channel("c", "i")
+        assert isinstance(await replica.submit_one("c", "1", light), PixelsGoneError)
+        assert await replica.submit_one("c", "1", whole) is None  # the stream is free again
+        assert await replica.submit_one("c", "2", light) is None
+        assert [one.asks for one in replica.engine.added] == [whole.asks] * 2
         await frames.aclose()
 
     play(scene)
