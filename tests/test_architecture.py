@@ -18,6 +18,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150
 MAX_PARAMETERS = 8  # of a function on the host, without `self`
+MOST_FLAT_FILES = 6  # of rooms that consist of folders
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -86,6 +87,12 @@ def _num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     args = node.args
     named = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
     return len(named) - (named[:1] in (["self"], ["cls"])) + (args.vararg is not None) + (args.kwarg is not None)
+
+
+@pytest.mark.parametrize("room", ["api", "deployments", "engine"])
+def test_a_room_s_listing_is_its_plan(room: str) -> None:
+    flat = [path.name for path in FILES if path.parent == ROOT / "app" / room and path.name != "__init__.py"]
+    assert len(flat) <= MOST_FLAT_FILES, flat
 
 
 def test_host_functions_have_few_parameters() -> None:

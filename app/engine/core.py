@@ -15,8 +15,8 @@ from typing import Any
 
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
-from app.engine.adapter_book import AdapterBook
-from app.engine.adapter_loads import AdapterLoads
+from app.engine.adapters.book import AdapterBook
+from app.engine.adapters.loads import AdapterLoads
 from app.engine.assembly import Assembly
 from app.engine.executor.base import Executor
 from app.engine.scheduler.admission import Admission

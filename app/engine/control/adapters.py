@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles
-from app.engine.adapter_loads import take_in
+from app.engine.adapters.loads import take_in
 from app.engine.core import EngineCore
 from app.errors import InvalidRequestError
 from app.records.adapter import KnownAdapter
