@@ -17,6 +17,7 @@ from typing import cast
 from app.api.engine_client import RouteInfo
 from app.api.generation.events import ENDED_BY
 from app.deployments.channel.channel_client import ChannelClient, RequestMovedError, RequestStream
+from app.deployments.channel.own_context import start_outside
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.ingress.circuit_breaker import CircuitBreaker
 from app.deployments.ingress.claims import claim_of, rejection_error
@@ -25,17 +26,19 @@ from app.deployments.ingress.router_client import RouterClient
 from app.deployments.ingress.waiting_room import WaitingRoom, no_replica_error
 from app.deployments.router.admission import Admission, Answer
 from app.deployments.routing.claim import Claim, Rejection, Wait
-from app.deployments.routing.policies.base import Level, RouteQuery
+from app.deployments.routing.policies.base import Decision, RouteQuery
 from app.errors import EngineDeadError, OverloadedError, PoisonedRequestError
 from app.records.adapter import AdapterAsk
 from app.records.outputs import EngineOutput, FinishReason
 from app.records.request import EngineRequest
 from app.telemetry.metrics_recorder import MetricsRecorder
+from app.telemetry.request_record import Leg
 
 MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for another one
 PLANNED_WAIT_S = 600.0  # one whose replica was taken out of service: the next one may have a large model to load
 POLL_S = 0.05
 END_WAIT_S = 0.5  # a channel may end so long after a call that broke off, where both tell of one death
+TELL_AFTER_S = 0.002  # the request goes first
 RETRY_S = 0.25  # a full replica is asked again, by a request that has run already
 
 
@@ -161,41 +164,68 @@ class Dispatcher:
             return live[place.replica_id]
 
     async def _place(self, way: Continuation, live: dict[str, ChannelClient]) -> str:
-        """Places it where the Router says, or else on the less loaded of two; waits while the Router says so."""
-        query = RouteQuery.of_prompt(way.request)
+        """Places it where the Router says, or else on the less loaded of two; waits while the Router says so. Where
+        the Router could only name the one replica there is, it is told, and nobody waits for it."""
+        claim = claim_of(way)
+        if claim is None or not self._has_no_choice(claim, live):
+            return await self._placed_by_router(way, live, claim)
+        (replica_id,) = live
+        start_outside(self._tell(way.leg, way.request, claim))
+        self._pool.count_request(replica_id, RouteQuery.of_prompt(way.request))
+        self._count_admission(way, "admitted")
+        return replica_id
+
+    async def _placed_by_router(self, way: Continuation, live: dict[str, ChannelClient], claim: Claim | None) -> str:
         gone = {*way.left.values(), *self._pool.live()}
         excluded = tuple(name for name in gone if name not in live)
-        name = way.request.placement.service_class.name
-        decision = "admitted"
-        while isinstance(answer := await self._ask(way, excluded, claim := claim_of(way)), Wait):
+        query, decision = RouteQuery.of_prompt(way.request), "admitted"
+        while isinstance(answer := await self._ask(way.request, excluded, claim), Wait):
             decision = "waited"
             with self._waiting_room.counted(way.request):
                 await asyncio.sleep(answer.wait_s)
+            claim = claim_of(way)
         if answer is None and claim is not None and self._admission is not None:
             answer = self._admission.refusal(query, claim, live)
         if isinstance(answer, Rejection):
-            self._recorder.increment("manta:admission_total", 1.0, name, f"rejected_{answer.reason}")
+            self._count_admission(way, f"rejected_{answer.reason}")
             raise rejection_error(answer)
-        level: Level = "ingress"
         if answer is not None and answer.replica_id in live:
-            replica_id, level = answer.replica_id, answer.level
-            if (load := self._pool.load) is not None:
-                way.leg.num_hit_tokens = sum(answer.match) * load.block_size
+            replica_id = answer.replica_id
             self._pool.count_request(replica_id, query)
         else:
-            if (
-                self._router.is_silent
-            ):  # one that answers may know no replica yet, or one that this ingress does not reach
-                self._recorder.increment("manta:ingress_route_fallbacks_total")
-            replica_id, decision = self._pool.choose(query, live), "local"
-        way.leg.level = level
-        self._recorder.increment("manta:ingress_routes_total", 1.0, level)
+            answer, replica_id, decision = None, self._pool.choose(query, live), "local"
+        self._note_level(way.leg, answer)
         if claim is not None:
-            self._recorder.increment("manta:admission_total", 1.0, name, decision)
+            self._count_admission(way, decision)
         return replica_id
 
-    async def _ask(self, way: Continuation, excluded: tuple[str, ...], claim: Claim | None) -> Answer | None:
-        return await self._router.place(self._pool.model, way.request, self._pool.load, excluded, claim)
+    def _has_no_choice(self, claim: Claim, live: dict[str, ChannelClient]) -> bool:
+        """True if the model's one replica has no queue, so that even admission has nothing to say."""
+        if self._num_replicas != 1 or len(live) != 1 or claim.is_retry or claim.time_left_s is not None:
+            return False
+        return any(one.report.replica_id in live and not one.has_queue for one in self._pool.book.replicas())
+
+    async def _tell(self, leg: Leg, request: EngineRequest, claim: Claim) -> None:
+        """The Router counts a request that is on its way, and says what the replica holds of its prompt."""
+        await asyncio.sleep(TELL_AFTER_S)
+        answer = await self._ask(request, (), claim)
+        self._note_level(leg, answer if isinstance(answer, Decision) else None)
+
+    def _note_level(self, leg: Leg, answer: Decision | None) -> None:
+        """Note what the choice was informed by; None: not by the Router."""
+        if answer is not None and (load := self._pool.load) is not None:
+            leg.num_hit_tokens = sum(answer.match) * load.block_size
+        if answer is None and self._router.is_silent:  # one that answers may know no replica yet, or another one
+            self._recorder.increment("manta:ingress_route_fallbacks_total")
+        leg.level = "ingress" if answer is None else answer.level
+        self._recorder.increment("manta:ingress_routes_total", 1.0, leg.level)
+
+    def _count_admission(self, way: Continuation, decision: str) -> None:
+        name = way.request.placement.service_class.name
+        self._recorder.increment("manta:admission_total", 1.0, name, decision)
+
+    async def _ask(self, request: EngineRequest, excluded: tuple[str, ...], claim: Claim | None) -> Answer | None:
+        return await self._router.place(self._pool.model, request, self._pool.load, excluded, claim)
 
     def _live(self, way: Continuation) -> dict[str, ChannelClient]:
         """The replicas that may take it: not those that it left, nor of other weights than have given it tokens, and

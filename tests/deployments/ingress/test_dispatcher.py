@@ -751,6 +751,37 @@ def test_a_router_that_knows_no_replica_yet_is_not_a_silent_one(play: Any) -> No
     play(scene)
 
 
+def test_where_one_replica_is_all_there_is_nobody_waits_for_the_router() -> None:
+    """It hears of the request all the same, and is asked where there is something to say: of a queue, a deadline, a
+    retry."""
+
+    async def scene(stage: Stage) -> None:
+        answers, goes_on = stage.router.remote, asyncio.Event()
+
+        async def later(questions: list[Question]) -> list[Answer | None]:
+            await goes_on.wait()
+            return await answers(questions)
+
+        stage.router.remote = later  # type: ignore[method-assign]
+        assert await stage.ask("x") == {"a"}
+        goes_on.set()
+        await until(lambda: counted(stage, "manta:ingress_routes_total") == {("exact",): 1.0})
+        assert admissions(stage) == {("default", "admitted"): 1}
+        (claim,) = stage.router.claims
+        late = Placement(deadline=Deadline(50.0, False))
+        again = Placement(num_retries=1)
+        for placement, num_waiting in ((late, 0), (again, 0), (Placement(), 1)):
+            stage.pool.book.report(LoadReport("m", "a", "1", True, 0, num_waiting, 0, 64, 16, 0))
+            stage.router.answers = [Rejection("server", 12.0, 9.5)]
+            request = EngineRequest("y", [1, 2], SamplingParams(max_tokens=5, seed=0), placement=placement)
+            with pytest.raises(OverloadedError):
+                await anext(stage.dispatcher.outputs(request, RouteInfo()))
+        assert claim is not None
+        assert not claim.is_retry
+
+    perform(scene, Stage("a"))
+
+
 def admissions(stage: Stage) -> dict[tuple[str, ...], float]:
     return cast(dict[tuple[str, ...], float], counted(stage, "manta:admission_total"))
 
