@@ -4,8 +4,9 @@
 
 The sound is noise that swells like speech, 16 kHz and mono, no two pieces alike. A piece has as many tokens as the
 context leaves it, as random weights end none, and a temperature is given, as their doubts would have each asked six
-times. Beside the whole stand the host's parts, each alone in this process's own media processes: decoding and cutting
-the file, and the features of all pieces. `--engine '{"device":"cpu"}' --shape tiny-whisper --minutes 2` tries it where
+times. The whole is taken apart by the server's own word (the header Server-Timing) and by the engine's metrics. Beside
+it stand the host's parts, each alone in this process's own media processes: decoding and cutting the file, and the
+features of all pieces. `--engine '{"device":"cpu"}' --shape tiny-whisper --minutes 2` tries it where
 there is no GPU.
 """
 
@@ -42,6 +43,14 @@ FORMATS = {
 LANGUAGES = ("en", "zh", "de", "es", "ru")
 PROMPT = 4  # start, language, task, no times
 LIMIT_S = 300.0
+SNAPSHOT_S = 1.5  # until a replica's figures are on the page
+ENGINE = (
+    "manta:step_seconds",
+    "vllm:iteration_tokens_total",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+)
 
 
 def sound(seconds: float, kind: str, seed: int) -> bytes:
@@ -109,7 +118,24 @@ def transcribe(url: str, name: str, data: bytes, kind: str, language: str | None
     )
     taken = time.perf_counter() - begin
     answer.raise_for_status()
-    return {"s": taken, "usage": answer.json().get("usage"), "characters": len(answer.json()["text"])}
+    body = answer.json()
+    parts = {
+        name.strip(): round(float(milliseconds) / 1e3, 3)
+        for name, _, milliseconds in (part.partition(";dur=") for part in answer.headers["server-timing"].split(","))
+    }
+    return {"s": taken, "usage": body.get("usage"), "characters": len(body["text"]), "parts_s": parts}
+
+
+def of_engine(url: str) -> dict[str, float]:
+    """Sums and counts of the engine's histograms, once its last steps are among them."""
+    time.sleep(SNAPSHOT_S)
+    found: dict[str, float] = {}
+    for line in httpx.get(f"{url}/metrics", timeout=LIMIT_S).text.splitlines():
+        name, _, value = line.rpartition(" ")
+        name, is_labelled = name.partition("{")[0], "{" in name
+        if is_labelled and name.removesuffix("_sum").removesuffix("_count") in ENGINE:
+            found[name.partition(":")[2]] = found.get(name.partition(":")[2], 0.0) + float(value)
+    return found
 
 
 def main() -> None:
@@ -142,11 +168,13 @@ def main() -> None:
             for seed in range(2):  # the processes start, graphs are captured
                 transcribe(server.base_url, args.shape, sound(300, "ogg", 100 + seed), "ogg", None)
             for index, kind in itertools.product(range(args.rounds), args.kinds):
-                data = files[kind][index]
+                data, before = files[kind][index], of_engine(server.base_url)
                 figures[f"{kind}_{index}"] = row = transcribe(server.base_url, args.shape, data, kind, None)
+                after = of_engine(server.base_url)
+                row["engine"] = {name: round(value - before.get(name, 0.0), 3) for name, value in after.items()}
                 print(
                     f"{args.minutes:g} minutes of {kind} ({len(data) / 1e6:.1f} MB) over HTTP: {row['s']:.2f} s, "
-                    f"usage {row['usage']}",
+                    f"usage {row['usage']}\n   its parts {row['parts_s']}\n   its engine {row['engine']}",
                     flush=True,
                 )
                 write(args.out, figures)

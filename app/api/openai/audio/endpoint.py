@@ -29,6 +29,7 @@ from app.api.openai.audio.forms import (
 )
 from app.api.openai.audio.incoming import Incoming
 from app.api.openai.audio.listening import Listening
+from app.api.openai.audio.timing import Timing
 from app.api.openai.audio.transcript import Transcript
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
@@ -47,11 +48,13 @@ def audio_routes(api: Api) -> APIRouter:
     @router.post(TRANSCRIPTIONS, openapi_extra=form_description(TranscriptionForm, FILE))
     async def create_transcription(request: Request) -> Response:
         """Write down what is said in a sound, in its own language; `stream` makes it server-sent events."""
+        timing = Timing()
         form, data = await _read(request, api, TranscriptionForm)
         model, speech = _model(api.client, form)
         language = speech.language(form.language)
         ask = await _ask(request, form, model, speech, "transcribe")
-        listening = await _listening(request, api.client, ask, data, language, is_live=form.stream)
+        timing.mark("read")
+        listening = await _listening(request, api.client, ask, data, timing, language, is_live=form.stream)
         work, has_logprobs = unwatched_work_of(request), bool(form.include)
         if form.stream:
             return EventStreamResponse(listening, TranscriptEvents(listening, work, has_logprobs))
@@ -60,11 +63,13 @@ def audio_routes(api: Api) -> APIRouter:
     @router.post(TRANSLATIONS, openapi_extra=form_description(TranslationForm, FILE))
     async def create_translation(request: Request) -> Response:
         """Write down in English what is said in a sound."""
+        timing = Timing()
         form, data = await _read(request, api, TranslationForm)
         model, speech = _model(api.client, form)
         speech.check_task("translate")
         ask = await _ask(request, form, model, speech, "translate")
-        listening = await _listening(request, api.client, ask, data)
+        timing.mark("read")
+        listening = await _listening(request, api.client, ask, data, timing)
         return await _whole(listening, unwatched_work_of(request), form)
 
     return router
@@ -119,6 +124,7 @@ async def _listening(
     client: EngineClient,
     ask: Ask,
     data: bytes,
+    timing: Timing,
     language: str | None = None,
     *,
     is_live: bool = False,
@@ -126,17 +132,21 @@ async def _listening(
     work = unwatched_work_of(request)
     incoming = Incoming(work, ask.speech, data, FILE)
     await incoming.hold()
-    return Listening(client, work, request.receive, ask, incoming, language, FILE, is_live)
+    return Listening(client, work, request.receive, ask, incoming, language, FILE, timing, is_live)
 
 
 async def _whole(listening: Listening, work: RequestWork, form: SoundForm, *, with_logprobs: bool = False) -> Response:
     async with listening:
         while await listening.next_batch():
             pass
+    listening.timing.mark("hear")
     transcript = Transcript(listening.ask, listening.heard, listening.language, listening.seconds)
     replica = listening.route.replica_id
     headers = {"X-Manta-Replica": replica} if replica else {}
-    return await work.run_later(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)
+    answer = await work.run_later(transcript.writing_cost_s, _written, transcript, form, headers, with_logprobs)
+    listening.timing.mark("write")
+    answer.headers.update(listening.timing.headers())
+    return answer
 
 
 def _written(transcript: Transcript, form: SoundForm, headers: dict[str, str], with_logprobs: bool) -> Response:

@@ -23,13 +23,14 @@ from app.api.http.work_pool import RequestWork
 from app.api.openai.audio.alignment import WARP_S_PER_CELL, token_ends
 from app.api.openai.audio.attempts import Ask, Attempt, PieceRequests
 from app.api.openai.audio.incoming import Incoming
+from app.api.openai.audio.timing import Timing
 from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
 from app.records.outputs import CompletionOutput
 from app.text.speech import Detected
 
-MAX_RUNNING = 32  # pieces of one request
+MAX_RUNNING = 64  # pieces of one request
 
 
 @dataclass(slots=True)
@@ -59,9 +60,10 @@ class Listening:
         incoming: Incoming,
         language: str | None,
         field: str,
+        timing: Timing,
         is_live: bool,
     ) -> None:
-        self.ask = ask
+        self.ask, self.timing = ask, timing
         self.language = language  # as Detected has it; where it is not given, that of the first piece with speech
         self.heard: list[Heard] = []  # once the stream has ended: all pieces in order
         self.route = RouteInfo()
@@ -134,7 +136,8 @@ class Listening:
         self._wake.set()
 
     async def _read(self) -> None:
-        await self._incoming.run()
+        with self.timing.within("decode"):
+            await self._incoming.run()
         self._wake.set()
 
     async def _begin(self) -> tuple[PieceRequests, Detected] | None:
@@ -145,7 +148,8 @@ class Listening:
         while (piece := await self._incoming.piece(index := len(self._done))) is not None:
             await self._turns.take()  # the piece's own, which the one that is returned keeps
             requests = await self._requests(index, piece)
-            detected, silence = await requests.detect()
+            with self.timing.within("language"):
+                detected, silence = await requests.detect()
             if not detected.is_silent:
                 self.language = detected.language
                 return requests, detected
@@ -154,13 +158,14 @@ class Listening:
         return None
 
     async def _requests(self, index: int, piece: Piece) -> PieceRequests:
-        with in_field(self._field):
+        with in_field(self._field), self.timing.within("features"):
             heard = await self._work.run_process(self.ask.speech.heard, piece, self._work.tenant)
         return PieceRequests(self._client, self.ask, index, heard)
 
     async def _hear(self, index: int, piece: Piece, first: tuple[PieceRequests, Detected] | None) -> None:
         if first is None:
-            await self._turns.take()
+            with self.timing.within("turns"):
+                await self._turns.take()
         try:
             requests, detected = (await self._requests(index, piece), None) if first is None else first
             language = self.language
@@ -170,7 +175,8 @@ class Listening:
                 if detected.is_silent:
                     self._end(index, Heard(piece, silence))
                     return
-            attempt = await self._best(requests, language, None if detected is None else detected.no_speech)
+            with self.timing.within("engine"):
+                attempt = await self._best(requests, language, None if detected is None else detected.no_speech)
             ends_s = await self._ends(requests, piece, attempt) if self.ask.has_words else ()
         finally:
             self._turns.give_back()

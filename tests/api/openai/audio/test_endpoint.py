@@ -103,6 +103,15 @@ def test_openai_s_client(client: Transcriber, sdk: openai.OpenAI) -> None:
     assert detection.asked(EncoderInput) == heard
 
 
+def test_an_answer_says_where_its_time_went(client: Transcriber, http: httpx.Client) -> None:
+    answer = http.post(URL, files={"file": LONG})
+    parts = dict(part.strip().split(";dur=") for part in answer.headers["server-timing"].split(","))
+    assert {*parts} == {"read", "decode", "language", "features", "turns", "engine", "hear", "write"}
+    spent = {name: float(milliseconds) for name, milliseconds in parts.items()}
+    assert all(value >= 0 for value in spent.values())
+    assert spent["hear"] >= max(spent["decode"], spent["language"])
+
+
 @pytest.mark.parametrize(("given", "code"), [("de", "de"), ("German", "de"), ("JA", "ja"), ("english", "en")])
 def test_a_language_that_is_given_is_not_looked_for(
     client: Transcriber, sdk: openai.OpenAI, given: str, code: str
