@@ -264,6 +264,13 @@ class EngineConfig(Frozen):
         description="Numbers of requests to capture a step for; a step runs at the next larger one, beyond the largest "
         "without a graph. When not given: 1, 2, 4, 8, 16, 24, ... up to max_num_seqs.",
     )
+    cuda_graph_prompt_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Most prompt tokens of steps with prompts that are replayed from CUDA graphs, which are captured "
+        "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
+        "steps; 0: none. Not with several workers, drafts, `deterministic` or latent attention; steps with pictures or "
+        "adapters run without.",
+    )
     cascade_attention: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Decodes read a prefix that they share once for all (Triton attention only; results differ by "

@@ -83,7 +83,7 @@ class Attention(KVAttentionLayer):
         self.sinks = (
             Weight(torch.empty(self.num_heads, dtype=torch.float32), WeightSpec(self.load_sinks)) if s.sinks else None
         )
-        self.is_capturable = self.ops.is_capturable
+        self.is_capturable = self.captures_prompts = self.ops.is_capturable
         self.shares_prefixes = self.ops.shares_prefixes and s.head_dim <= _MOST_SHARED
         self.fused = ctx.kernels(FUSED_OPS)
 

@@ -25,7 +25,7 @@ class StateLayer(AttentionLayer):
     kept, and those of the tokens that stay go through the states when that is known.
     """
 
-    is_capturable = True
+    is_capturable = captures_prompts = True
     shares_prefixes = True
     in_proj: MergedColumnLinear
     recurs_through_products: ClassVar[bool] = False  # `recur` has linear layers of its own

@@ -148,6 +148,11 @@ METRICS: tuple[Metric, ...] = (
         "vllm:num_preemptions_total", "Requests that had to give their KV blocks back.", reads="figures.preemptions"
     ),
     _counter(
+        "manta:prompt_steps_replayed_total",
+        "Steps with prompts whose layers came from a CUDA graph (cuda_graph_prompt_tokens).",
+        reads="figures.prompt_steps_replayed",
+    ),
+    _counter(
         "manta:experts_moved_total",
         "Experts moved between GPUs to keep these equally busy (enable_eplb); of the last pipeline stage.",
         reads="figures.experts_moved",

@@ -75,6 +75,11 @@ class ForwardPass:
         return all(layer.is_capturable for layer in self._planned)
 
     @property
+    def captures_prompts(self) -> bool:
+        """True if a step with prompts may be, too."""
+        return not self._wanted and all(layer.captures_prompts for layer in self._planned)
+
+    @property
     def received_width(self) -> int:
         """Numbers that the stage before sends of each token."""
         return self.link.hidden_size * (1 + len(self._from_before))

@@ -13,6 +13,7 @@ from app.platforms import platform_of
 from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.worker.cascade_choice import CascadeChoice
 from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.prompt_graphs import PromptReplays
 from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, Static, StepKey
 from app.worker.heads.base import Head
 from app.worker.rows.input_batch import build_input_batch, check_rows
@@ -32,6 +33,7 @@ class ModelRunner:
         features: WorkerFeatures,
         cascade: CascadeChoice | None = None,  # None: no step reads shared prefixes once
         static: Static | None = None,  # how steps that only decode run; None: as all others
+        prompts: PromptReplays | None = None,  # of layers of the others; None: none are replayed
     ) -> None:
         self._forward = forward
         self._state = state
@@ -39,6 +41,7 @@ class ModelRunner:
         self._features = features
         self._cascade = cascade
         self._static = static
+        self._prompts = prompts
         self._runtime = platform_of(state.device).runtime
         self._copy = CopyStream.of(state.device)
 
@@ -63,6 +66,8 @@ class ModelRunner:
     def report(self, output: ModelRunnerOutput) -> None:
         """The newest output of a call is about to go back to the host: features add to it."""
         self._features.report(output)
+        if self._prompts is not None:
+            self._prompts.report(output)
 
     def release_graphs(self) -> None:
         """Free the graphs, whose addresses no longer hold; steps that only decode then run as all others."""
@@ -70,6 +75,9 @@ class ModelRunner:
         if self._static is not None:
             self._static.release()
             self._static = None
+        if self._prompts is not None:
+            self._prompts.release()
+            self._prompts = None
 
     def close(self) -> None:
         """Free what features hold outside of the device's memory."""
@@ -83,9 +91,13 @@ class ModelRunner:
             batch.attention.cascade = self._cascade.wanted(decodes)
         parts = self._features.parts_of(batch.host.rows)
         self._features.inputs(batch.view, parts)
-        received = self._forward.receive(len(batch.positions))
-        ctx = self._forward.context(batch.positions, batch.attention, received, batch.view.layer_inputs)
-        hidden = self._forward.run(batch.input_ids, ctx)
+        is_plain = not parts & self._features.forward_parts
+        hidden = None if self._prompts is None or not is_plain else self._prompts.hidden(batch)
+        ctx = None
+        if hidden is None:
+            received = self._forward.receive(len(batch.positions))
+            ctx = self._forward.context(batch.positions, batch.attention, received, batch.view.layer_inputs)
+            hidden = self._forward.run(batch.input_ids, ctx)
         self._features.hidden(batch.view, hidden, parts)
         return self._head.finish(step, batch, hidden, ctx)
 

@@ -55,6 +55,9 @@ class AttentionMetadata:
     # The step may be captured and replayed with other values in these tensors: a backend may take from the host only
     # what the fields above it say (bounds), and read lengths and tables on the device.
     is_static: bool = False
+    # Requests behind a static step's decodes bring any number of tokens, up to max_query_len, which only the device
+    # knows, and the last one has the places that pad the step.
+    holds_prompts: bool = False
     # Decodes may share prefixes (blocks at the same place in their tables): a backend that `shares_prefixes` reads
     # these once for all. The result is the same but for rounding.
     cascade: bool = False

@@ -47,9 +47,13 @@ class StateStep:
         assert meta.rows is not None, "the step's maker names its rows"
         starts, num_tokens, num_rows = meta.query_start_loc, len(meta.slot_mapping), len(meta.seq_lens)
         counts, device = starts.diff(), starts.device
-        is_live = meta.slot_mapping.index_select(0, starts[:-1]) >= 0
-        short_len = meta.max_query_len if meta.is_static else 1
-        num_short = num_rows if meta.is_static else meta.num_decodes
+        if meta.holds_prompts:  # rows behind the last token have none
+            is_live = (meta.slot_mapping[starts[:-1].clamp(max=num_tokens - 1)] >= 0) & (counts > 0)
+        else:
+            is_live = meta.slot_mapping.index_select(0, starts[:-1]) >= 0
+        is_even = meta.is_static and not meta.holds_prompts
+        short_len = meta.max_query_len if is_even else 1
+        num_short = num_rows if is_even else meta.num_decodes
         if num_tokens == num_short * short_len:
             of_token = torch.arange(num_tokens, dtype=torch.int32, device=device) // short_len
         else:
@@ -67,7 +71,7 @@ class StateStep:
             row_of_token=of_token,
             num_short=num_short,
             short_len=short_len,
-            chunks=_chunks(meta, num_short, device),
+            chunks=_static_chunks(meta) if meta.holds_prompts else _chunks(meta, num_short, device),
             drafts=drafts,
         )
 
@@ -91,6 +95,18 @@ def _chunks(meta: AttentionMetadata, first_row: int, device: torch.device) -> to
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = np.repeat(begins, counts) + CHUNK * within
     return to_device(np.stack((firsts, np.repeat(ends, counts)), axis=1).astype(np.int32), device)
+
+
+def _static_chunks(meta: AttentionMetadata) -> torch.Tensor:
+    """Makes as many as there can be, on the device; those behind the step's last one have no tokens."""
+    starts, most = meta.query_start_loc[meta.num_decodes :], len(meta.slot_mapping) - meta.num_decodes
+    counts = (starts.diff() + (CHUNK - 1)) // CHUNK
+    ends = counts.cumsum(0)
+    numbers = torch.arange(most // CHUNK + len(counts), device=starts.device)
+    rows = torch.searchsorted(ends, numbers, right=True).clamp_(max=len(counts) - 1)
+    firsts = starts[rows] + CHUNK * (numbers - (ends - counts)[rows])
+    behind = starts[rows + 1]
+    return torch.stack((torch.minimum(firsts, behind), behind), dim=1).int()
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,7 +155,7 @@ class DraftedRows:
     @classmethod
     def of(cls, meta: AttentionMetadata, slots: torch.Tensor, sources: torch.Tensor) -> DraftedRows | None:
         """Those of a step; None: no request has drafts."""
-        if meta.is_static:
+        if meta.is_static and not meta.holds_prompts:
             return cls(slots, sources, meta.max_query_len) if meta.max_query_len > 1 else None
         if meta.drafted is None:
             return None

@@ -189,7 +189,8 @@ def _parts(step: StateStep) -> Iterator[tuple[slice | torch.Tensor, torch.Tensor
         tokens = torch.arange(step.num_short * step.short_len, device=device).view(step.num_short, -1)
         yield slice(0, step.num_short), tokens
     for row in range(step.num_short, len(step.slots)):
-        yield slice(row, row + 1), torch.arange(starts[row], starts[row + 1], device=device)[None]
+        if starts[row] < starts[row + 1]:  # of a static step, some have none
+            yield slice(row, row + 1), torch.arange(starts[row], starts[row + 1], device=device)[None]
 
 
 def _read(states: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:

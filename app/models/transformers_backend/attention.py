@@ -61,7 +61,7 @@ class PagedAttention(KVAttentionLayer):
             soft_cap=call.soft_cap is not None,
             sinks=call.has_sinks,
         )
-        self.is_capturable = self.ops.is_capturable and is_capturable
+        self.is_capturable = self.captures_prompts = self.ops.is_capturable and is_capturable
         self.shares_prefixes = self.ops.shares_prefixes
         self.fused = ctx.kernels(FUSED_OPS)
         self.rotation = exchange_rotation(call.module)

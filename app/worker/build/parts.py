@@ -45,7 +45,8 @@ class Parts:
     def size(self, max_model_len: int) -> int:
         """Blocks of the KV cache, which is allocated; ConfigError where memory does not hold one request."""
         self.cache.allocate(self.warm_up.plan.measured_blocks * len(self.cache.spec.windows))
-        self.warm_up.compile(None if self.graphs is None else self.graphs.step)
+        graphs = self.graphs
+        self.warm_up.compile(*(None, None) if graphs is None else (graphs.step, graphs.prompt_step))
         free_bytes = partial(
             kv_sizing.free_device_bytes,
             self.config,
@@ -85,4 +86,5 @@ class Parts:
         return self._runner(None if self.graphs is None else self.graphs.capture())
 
     def _runner(self, static: Static | None) -> ModelRunner:
-        return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, static)
+        prompts = None if self.graphs is None else self.graphs.prompts
+        return ModelRunner(self.forward, self.state, self.head, self.features, self.cascade, static, prompts)

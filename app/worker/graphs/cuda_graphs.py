@@ -12,8 +12,9 @@ import gc
 import logging
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -66,7 +67,7 @@ class CudaGraphs:
     def __init__(self, step: StaticStep, device: torch.device) -> None:
         self.step = step
         self._device = device
-        self._recorder = Recorder(device)
+        self.recorder = Recorder(device)
         self._forward: dict[StepKey, torch.cuda.CUDAGraph] = {}
         self._sample: dict[StepKey, torch.cuda.CUDAGraph] = {}
         self._sizes: dict[StepKey, list[int]] = {}  # by kind, ascending, of what is captured
@@ -120,28 +121,45 @@ class CudaGraphs:
         self.step.inputs.pad_all()
         of_forward, of_sample = self.step.forward_key(key), self.step.sample_key(key)
         if of_forward not in self._forward:
-            self._forward[of_forward] = self._recorder.record(partial(self.step.forward, of_forward))
+            self._forward[of_forward] = self.recorder.record(partial(self.step.forward, of_forward))
         if self.step.sent is None and of_sample not in self._sample:
-            self._sample[of_sample] = self._recorder.record(partial(self.step.sample, of_sample))
+            self._sample[of_sample] = self.recorder.record(partial(self.step.sample, of_sample))
         insort(self._sizes.setdefault(key.kind, []), key.size)
 
     def pool_bytes(self) -> int:
         """Temporary memory that the graphs share. What the driver keeps of each, some MiB, does not count: the device
         tells it only together with what other processes take."""
-        return self._recorder.pool_bytes()
+        return self.recorder.pool_bytes()
 
 
-def measure(step: StaticStep, device: torch.device) -> int:
-    """Bytes that all graphs of the step will take, from a trial with the first, which is the largest, and the last of
+class Captured(Protocol):
+    """Graphs of steps by their keys, as they are captured."""
+
+    @property
+    def missing(self) -> Sequence[Any]:
+        """The steps that are not captured yet, each with its `kind`: of that the largest first."""
+
+    def capture(self, keys: Sequence[Any]) -> Any:
+        """Capture these."""
+
+    def release(self) -> None:
+        """Give their memory back."""
+
+    def pool_bytes(self) -> int:
+        """Temporary memory that they share."""
+
+
+def measure(make: Callable[[], Captured], device: torch.device) -> int:
+    """Bytes that all graphs of a step will take, from a trial with the first, which is the largest, and the last of
     its kind.
 
     What the driver keeps of a graph shows in the device's free memory only, which other processes change, too: so it is
     never taken to be more than MOST_OF_DRIVER a size.
     """
-    graphs = CudaGraphs(step, device)
+    graphs = make()
     torch.cuda.empty_cache()
     free, pools = [torch.cuda.mem_get_info(device)[0]], []
-    first, *others = step.keys
+    first, *others = graphs.missing
     last = [key for key in others if key.kind == first.kind][-1:] or [first]
     for key in (first, *last):
         graphs.capture([key])

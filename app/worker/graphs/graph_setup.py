@@ -1,9 +1,11 @@
-"""Start-up of the graphs of static steps: whether to have them, the memory they will take, their capture, a note."""
+"""Start-up of the graphs of static steps, and of steps with prompts: whether to have them, the memory they will take,
+their capture, a note."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -12,8 +14,11 @@ from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
 from app.platforms import platform_of
 from app.worker.forward_pass import ForwardPass
-from app.worker.graphs import cuda_graphs
+from app.worker.graphs import cuda_graphs, prompt_graphs
 from app.worker.graphs.cuda_graphs import CudaGraphs
+from app.worker.graphs.prompt_graphs import PromptGraphs
+from app.worker.graphs.prompt_step import MOST_TOKENS, PromptStep
+from app.worker.graphs.recording import Recorder
 from app.worker.graphs.static_step import Static, StaticStep, StepKey
 from app.worker.rows.row_state import RowState
 from app.worker.rows.worker_feature import WorkerFeatures
@@ -48,8 +53,11 @@ class GraphSetup:
         self._device = state.device
         self.step: StaticStep | None = None  # None: there will be no graphs
         self.note = ""
+        self.prompt_step: PromptStep | None = None  # None: steps with prompts are not captured
+        self.prompts: PromptGraphs | None = None
         self._graphs: CudaGraphs | None = None
         self._reserved = 0  # bytes
+        self._of_prompts: int | None = None  # those of them; None: not measured yet
         self._is_full = False  # no more is captured
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None:
@@ -57,6 +65,9 @@ class GraphSetup:
             shared = cuda_graphs.cascade_sizes(sizes) if shares_prefixes else []
             most = config.max_num_batched_tokens
             self.step = StaticStep(forward, state, features, sizes, shared, draft_counts, most, drafting)
+            if prompt_graphs.refusal(config, forward) is None:
+                asked = config.cuda_graph_prompt_tokens
+                self.prompt_step = PromptStep(forward, state, min(most, MOST_TOKENS if asked == "auto" else asked))
         else:
             self._go_without(refused)
 
@@ -65,7 +76,9 @@ class GraphSetup:
         if self.step is None:
             return 0
         try:
-            self._reserved = cuda_graphs.measure(self.step, self._device)
+            self._reserved = cuda_graphs.measure(partial(CudaGraphs, self.step, self._device), self._device)
+            if self.prompt_step is not None:
+                self._reserved += self._measure_prompts(self.prompt_step)
             return self._reserved
         except Exception as error:  # whatever a kernel or a library raises while it is captured
             self._fail(error)
@@ -74,7 +87,7 @@ class GraphSetup:
     def capture(self) -> Static | None:
         """The steps captured over the KV cache as it is now, which must stay where it is; None: there are no graphs.
         What is more than a start has time for is left to `capture_next`."""
-        self._graphs, self._is_full = None, False
+        self._graphs, self.prompts, self._is_full = None, None, False
         if self.step is None:
             return None
         try:
@@ -85,8 +98,12 @@ class GraphSetup:
             self._fail(error)
             return None
         self._graphs = graphs
-        sizes, left = self.step.sizes, len(graphs.missing)
+        if self.prompt_step is not None and self.prompt_step.keys:
+            self.prompts = PromptGraphs(self.prompt_step, graphs.recorder)
+        sizes, left = self.step.sizes, self.num_missing
         extra = f"; {left} more while the engine idles" if left else ""
+        if self.prompts is not None:
+            extra += f", those of steps with up to {self.prompts.step.sizes[-1]} prompt tokens among them"
         self.note = (
             f"CUDA graphs: {graphs.num_captured} for {len(sizes)} batch sizes up to {sizes[-1]}, {mib} MiB of "
             f"temporary memory, captured in {seconds:.1f} s{extra}"
@@ -96,7 +113,7 @@ class GraphSetup:
     @property
     def num_missing(self) -> int:
         """Graphs that are left to `capture_next`."""
-        return 0 if self._graphs is None or self._is_full else len(self._graphs.missing)
+        return 0 if self._is_full else len(self._missing())
 
     def capture_next(self) -> int:
         """One more of the graphs that the start left out, on all ranks the same; how many are left after it. None are
@@ -105,7 +122,10 @@ class GraphSetup:
         if graphs is None or not self.num_missing:
             return 0
         try:
-            graphs.capture(graphs.missing[:1])
+            if graphs.missing or self.prompts is None:
+                graphs.capture(graphs.missing[:1])
+            else:
+                self.prompts.capture(self.prompts.missing[:1])
         except Exception as error:  # as above
             self._is_full = True
             if self._are_bound:  # the others have captured it, or wait in its sums
@@ -115,6 +135,27 @@ class GraphSetup:
         self._is_full |= graphs.pool_bytes() > self._reserved
         self._is_full |= torch.cuda.mem_get_info(self._device)[0] < LEAST_FREE_BYTES
         return self.num_missing
+
+    def _missing(self) -> list[object]:
+        """The steps that are not captured yet."""
+        found = () if self._graphs is None else self._graphs.missing
+        return [*found, *(() if self.prompts is None else self.prompts.missing)]
+
+    def _measure_prompts(self, step: PromptStep) -> int:
+        """Bytes that graphs of steps with prompts will take; they are none where no device waits for the host."""
+        if self._of_prompts is not None:
+            return self._of_prompts
+        try:
+            if self._config.cuda_graph_prompt_tokens == "auto":
+                step.limit(prompt_graphs.waits_up_to(step, self._device))
+            make = partial(PromptGraphs, step, Recorder(self._device))
+            self._of_prompts = cuda_graphs.measure(make, self._device) if step.keys else 0
+        except Exception as error:  # as above
+            if self._config.cuda_graphs == "on":
+                raise
+            logger.warning("CUDA graphs: steps with prompts cannot be captured", exc_info=error)
+            self.prompt_step, self._of_prompts = None, 0
+        return self._of_prompts
 
     def _fail(self, error: Exception) -> None:
         """Go on without graphs; not where other ranks wait in the sums of the step that failed here, in which no vote

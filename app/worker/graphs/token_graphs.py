@@ -126,7 +126,7 @@ class TokenStep:
 class TokenGraphs:
     """Captures them at a start, and again where memory lies elsewhere."""
 
-    step = None  # no static steps of rows that decode
+    step = prompt_step = prompts = None  # no static steps of rows that decode, nor of models that generate
     num_missing = 0
 
     def __init__(self, config: EngineConfig, forward: TokenForward, budget: int, device: torch.device) -> None:

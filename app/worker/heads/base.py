@@ -30,9 +30,10 @@ class Head(ABC):
 
     @abstractmethod
     def finish(
-        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext | None
     ) -> StepResults:
-        """Results of a step with these hidden states; `ctx` is what its layers were given."""
+        """Results of a step with these hidden states; `ctx` is what its layers were given; None: they were replayed,
+        and no drafts follow."""
 
     def empty(self, step_id: int) -> StepResults:
         """Results of a step that brings no token."""

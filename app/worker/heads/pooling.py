@@ -28,7 +28,7 @@ class PoolingHead(Head):
         return [self._pooler]
 
     def finish(
-        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext | None
     ) -> StepResults:
         """Pool each row's tokens; rows go on or end."""
         results = self.empty(step.step_id)

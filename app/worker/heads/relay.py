@@ -39,7 +39,7 @@ class RelayHead(Head):
         return [] if self._feedback is None else [self._feedback]
 
     def finish(
-        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext | None
     ) -> StepResults:
         """Nothing is left to do: `ForwardPass.run` has sent the hidden states."""
         return self._elsewhere(step.step_id, batch.sampled.rows, batch.sampled.num_drafts)

@@ -58,7 +58,7 @@ class SamplingHead(Head):
         return self._sampler.features
 
     def finish(
-        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext
+        self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext | None
     ) -> StepResults:
         """Sample from the logits of each row's last token, and of its drafts."""
         sampled, rows = batch.sampled, batch.view.tensors.rows
@@ -72,6 +72,7 @@ class SamplingHead(Head):
             kept = self._keep(results, sampled, rows, batch.targets)
             self._settle_states(sampled, ctx, kept[0])
         if self._drafting is not None and (len(sampled.rows) or self._drafting.proposer.attention_layers):
+            assert ctx is not None
             num_new, last = kept
             rows = rows[: len(num_new)]
             proposal = Proposal(
@@ -89,13 +90,14 @@ class SamplingHead(Head):
             self._drafting.tell(rows, num_new)
         return results
 
-    def _settle_states(self, sampled: SampledRows, ctx: ForwardContext, num_new: torch.Tensor) -> None:
+    def _settle_states(self, sampled: SampledRows, ctx: ForwardContext | None, num_new: torch.Tensor) -> None:
         """The rows got so many tokens int64 [N]."""
         states = None if self._drafting is None else self._drafting.states
         if states is None or sampled.num_drafts is None:
             return
         drafted = np.flatnonzero(sampled.num_drafts)
         if len(drafted):
+            assert ctx is not None
             states.accept(ctx, num_new[to_device(drafted, self.device)])
 
     def finish_static(

@@ -15,6 +15,7 @@ from app.records.sampling_params import SamplingParams
 from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs import cuda_graphs
+from app.worker.graphs.prompt_step import PromptStep
 from app.worker.graphs.static_step import StaticStep, StepKey
 from app.worker.model_runner import ModelRunner
 from app.worker.warmup.plan import DummyStep
@@ -67,6 +68,14 @@ def launch_static(step: StaticStep) -> None:
                 step.forward(key)
         if step.sent is None:
             step.sample(step.sample_key(kind._replace(size=sizes[0])))
+
+
+def launch_prompts(step: PromptStep) -> None:
+    """The largest step with prompts of each kind that may be captured: the plan's own have the kernels of all sizes."""
+    for key in step.keys:
+        if key.tokens == step.sizes[-1]:
+            step.pad_all(key)
+            step.run(key)
 
 
 def draw(logits: torch.Tensor) -> None:

@@ -15,10 +15,11 @@ from app.errors import CheckpointError
 from app.platforms import platform_of
 from app.records.pooling_params import PoolingParams
 from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.prompt_step import PromptStep
 from app.worker.graphs.static_step import StaticStep
 from app.worker.model_runner import ModelRunner
 from app.worker.rows.worker_feature import WorkerFeatures
-from app.worker.warmup.dummy_step import draw, dummy_forward, launch_static, run_requests
+from app.worker.warmup.dummy_step import draw, dummy_forward, launch_prompts, launch_static, run_requests
 from app.worker.warmup.plan import DummyStep, WarmupPlan
 
 logger = logging.getLogger("manta.worker")
@@ -37,7 +38,7 @@ class WarmUp:
     pooling: PoolingParams | None = None  # what the plan's prompts ask for; None: they generate
     num_drafts: int = 0  # that a row may have
 
-    def compile(self, static: StaticStep | None) -> None:
+    def compile(self, static: StaticStep | None, prompts: PromptStep | None = None) -> None:
         """Load every kernel that the start and ordinary steps will launch; on a GPU only. Needs the plan's
         `measured_blocks` of KV cache.
 
@@ -57,7 +58,7 @@ class WarmUp:
         began = time.monotonic()
         try:
             with compile_ahead(self.device) as ahead:
-                self.launch(static)
+                self.launch(static, prompts)
             logger.info("kernels: %d loaded, %d failed, %.1f s", ahead.compiled, ahead.failed, time.monotonic() - began)
             platform.runtime.synchronize(self.device)
         except Exception as error:
@@ -65,10 +66,12 @@ class WarmUp:
                 raise
             logger.warning("kernels are compiled when they are met: compiling them ahead failed", exc_info=error)
 
-    def launch(self, static: StaticStep | None) -> None:
+    def launch(self, static: StaticStep | None, prompts: PromptStep | None = None) -> None:
         """Launch the plan's steps and sampling."""
         if static is not None:
             launch_static(static)
+        if prompts is not None:
+            launch_prompts(prompts)
         for step in self.plan.compile:
             if self.features.standing_in:
                 self._logits(step, with_parts=True)

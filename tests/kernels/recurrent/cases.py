@@ -16,12 +16,18 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass
 class Case:
-    """Tokens of each request; which begin; which only pad. `each`: a static step."""
+    """Tokens of each request; which begin; which only pad. `each`, `prompts`: a static step."""
 
     counts: list[int]
     fresh: list[bool]
     padded: int = 0
     each: int = 0
+    prompts: bool = False
+
+    @property
+    def num_live(self) -> int:
+        """Tokens of requests that do not pad."""
+        return sum(self.counts[: len(self.counts) - self.padded])
 
     @property
     def num_tokens(self) -> int:
@@ -34,6 +40,7 @@ CASES = {
     "drafts-padded": Case([3] * 4, [False, True, False, False], padded=1, each=3),
     "prompts": Case([7, 63, 64, 65], [True, True, False, False]),
     "mixed": Case([1, 1, 130, 2, 1], [False, False, False, True, False]),
+    "prompts-padded": Case([1, 70, 9, 20, 0], [False, True, False, False, False], padded=2, prompts=True),
 }
 
 
@@ -58,8 +65,9 @@ def metadata(case: Case, device: str = DEVICE) -> AttentionMetadata:
         max_query_len=int(counts.max()),
         max_seq_len=1000,
         num_decodes=leading,
-        is_static=case.each > 0,
-        host_starts=None if case.each else starts,
+        is_static=case.each > 0 or case.prompts,
+        holds_prompts=case.prompts,
+        host_starts=None if case.each or case.prompts else starts,
         rows=on_device(np.where(live, rows, 0)),
     )
 

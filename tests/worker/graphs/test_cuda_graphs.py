@@ -6,6 +6,7 @@ What a capture really does to kernels only a GPU shows: tests/worker/test_engine
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monk
     with torch.inference_mode():
         step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4], [2, 4])
         fake.watch(step)
-        assert cuda_graphs.measure(step, CPU) == (6 << 20) * 5
+        assert cuda_graphs.measure(partial(CudaGraphs, step, CPU), CPU) == (6 << 20) * 5
         graphs = CudaGraphs(step, CPU)
         fake.captured.clear()
         graphs.capture(step.keys)
@@ -156,7 +157,7 @@ def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: py
     with torch.inference_mode():
         step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4, 8])
         fake.watch(step)
-        assert cuda_graphs.measure(step, CPU) == (6 << 20) * 4
+        assert cuda_graphs.measure(partial(CudaGraphs, step, CPU), CPU) == (6 << 20) * 4
     assert fake.free == 1 << 33
 
 
@@ -169,7 +170,7 @@ def test_a_neighbour_takes_memory_meanwhile(driver: Driver, monkeypatch: pytest.
     monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     with torch.inference_mode():
         step = StaticStep(runner._forward, runner._state, runner._features, [1, 2, 4, 8])
-        assert cuda_graphs.measure(step, CPU) <= (1 << 30) + 4 * cuda_graphs.MOST_OF_DRIVER
+        assert cuda_graphs.measure(partial(CudaGraphs, step, CPU), CPU) <= (1 << 30) + 4 * cuda_graphs.MOST_OF_DRIVER
         parts = (runner._forward, runner._state, RankGroup(), runner._features)
         setup = GraphSetup(EngineConfig(max_num_seqs=16), *parts, shares_prefixes=False)
         assert isinstance(setup.capture(), CudaGraphs)

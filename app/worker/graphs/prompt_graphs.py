@@ -1,0 +1,130 @@
+"""Steps with prompts as CUDA graphs: the host launches their layers in one replay, where launch after launch takes it
+longer than a device needs to compute a small or many-layered model.
+
+They are captured while the engine idles, up to where the device is the slower, unless someone asked for more: larger
+steps gain nothing, and would be filled up with padding. Until then, and where a step has what none of these has, it
+runs as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from app.config.engine import EngineConfig
+from app.layers.context import HiddenStates
+from app.records.step import ModelRunnerOutput
+from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.prompt_step import PromptKey, PromptStep
+from app.worker.graphs.recording import Recorder, no_collection
+from app.worker.rows.input_batch import InputBatch
+
+PROBES = (256, 512, 1024, 2048)  # tokens of steps that are timed
+# The share of a step's time that is left when the host has launched all of it: less, and the device has waited.
+LEAST_BEHIND = 0.2
+
+
+class PromptReplays:
+    """The steps with prompts that there is a replay for."""
+
+    def __init__(self, step: PromptStep) -> None:
+        self.step = step
+        self.replays: dict[PromptKey, Callable[[], Any]] = {}
+        self._num_replayed = 0  # since the last report
+
+    @property
+    def missing(self) -> list[PromptKey]:
+        """The steps that have none, the most needed first."""
+        return [key for key in self.step.keys if key not in self.replays]
+
+    def hidden(self, batch: InputBatch) -> HiddenStates | None:
+        """The hidden states of a step from a replay; None: it brings what none has, or there is none for it."""
+        meta = batch.attention
+        if meta.cascade or meta.drafted is not None or batch.view.layer_inputs:
+            return None
+        key = next((key for key in self.step.keys_for(meta) if key in self.replays), None)
+        if key is None:
+            return None
+        self.step.load(key, batch)
+        self.replays[key]()
+        self._num_replayed += 1
+        return self.step.hidden_of(key, batch)
+
+    def report(self, output: ModelRunnerOutput) -> None:
+        """Count the replays in what goes back to the host."""
+        output.figures["prompt_steps_replayed"], self._num_replayed = self._num_replayed, 0
+
+    def release(self) -> None:
+        """Forget them: the addresses that they know hold no longer."""
+        self.replays.clear()
+
+
+class PromptGraphs(PromptReplays):
+    """Replays of captured steps."""
+
+    def __init__(self, step: PromptStep, recorder: Recorder) -> None:
+        """`recorder`: its graphs share their temporary memory with these."""
+        super().__init__(step)
+        self._recorder = recorder
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def capture(self, keys: Sequence[PromptKey]) -> None:
+        """Capture these steps in their order. No step is out."""
+        with no_collection():
+            for key in keys:
+                self.step.pad_all(key)
+                graph = self._recorder.record(partial(self.step.run, key))
+                self._graphs.append(graph)
+                self.replays[key] = graph.replay
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the runs before the captures used on the side stream
+
+    def release(self) -> None:
+        """See PromptReplays."""
+        super().release()
+        torch.cuda.synchronize()
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+
+    def pool_bytes(self) -> int:
+        """Temporary memory that the recorder's graphs share."""
+        return self._recorder.pool_bytes()
+
+
+def waits_up_to(step: PromptStep, device: torch.device) -> int:
+    """Tokens of the largest step, of those that are timed, in which the device waits for the host's launches; 0: in
+    none."""
+    found = 0
+    for key in (PromptKey(size, 1) for size in step.sizes if size in PROBES or size == step.sizes[-1]):
+        step.pad_all(key)
+        step.run(key)  # loads what was not compiled yet
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        step.run(key)
+        launched = time.perf_counter()
+        torch.cuda.synchronize(device)
+        ended = time.perf_counter()
+        if ended - launched > LEAST_BEHIND * (ended - began):
+            break
+        found = key.tokens
+    return found
+
+
+def refusal(config: EngineConfig, forward: ForwardPass) -> str | None:
+    """Why no steps with prompts are captured; None: they are."""
+    if config.cuda_graph_prompt_tokens == 0:
+        return "as configured"
+    if config.world_size > 1:
+        return "several ranks"
+    if config.speculative_config is not None:
+        return "drafts"
+    if config.is_exact:
+        return "deterministic"
+    if not forward.captures_prompts:
+        return "layers that plan such steps on the host"
+    return None

@@ -1,0 +1,173 @@
+"""The layers of a step with prompts over static tensors, by how many tokens it has: from token ids to hidden states.
+
+Around it the step is an ordinary one: features bring nothing to its layers, and the head samples as it always does. The
+step's tokens go into tensors at fixed addresses, those of rows that decode first, the prompts' behind them. Places that
+are left are padding, as of static steps of rows that decode: a decode that pads is a row, and the places behind the
+prompts' tokens are a row of their own. Both have no slot (-1), and no other row's length changes by them.
+
+Run as it is (on a CPU, in tests) or captured (prompt_graphs.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from app.kernels.attention import AttentionMetadata
+from app.kernels.rows import StepTensors
+from app.layers.context import HiddenStates
+from app.worker.forward_pass import ForwardPass
+from app.worker.rows.input_batch import InputBatch
+from app.worker.rows.row_state import RowState
+
+MOST_TOKENS = 2048  # of prompts: more keep any device busy
+# (sizes up to, distance between them): past the first few, a fifth of a step's tokens is padding at most.
+SIZE_TABLE = ((512, 64), (1024, 128), (MOST_TOKENS, 256), (1 << 30, 512))
+
+
+class PromptKey(NamedTuple):
+    """Tells one such step from another."""
+
+    tokens: int  # places for those of prompts
+    prompts: int  # of which they are, at most
+    decodes: int = 0  # places of rows that decode
+
+    @property
+    def kind(self) -> PromptKey:
+        """Stands for the steps of all sizes."""
+        return self._replace(tokens=0)
+
+    @property
+    def places(self) -> int:
+        """Tokens, the padding among them."""
+        return self.decodes + self.tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows: one more than bring tokens, which pads."""
+        return self.decodes + self.prompts + 1
+
+
+# A prompt alone is the most needed; many rows would be programs of attention without anything to do.
+KINDS = (PromptKey(0, 1), PromptKey(0, 4), PromptKey(0, 4, 16), PromptKey(0, 4, 64))
+
+
+def prompt_sizes(most: int) -> list[int]:
+    """Numbers of tokens to capture a step for, ascending, up to `most`."""
+    sizes: list[int] = []
+    while (size := sizes[-1] if sizes else 0) < most:
+        sizes.append(min(most, size + next(distance for limit, distance in SIZE_TABLE if size < limit)))
+    return sizes
+
+
+class PromptStep:
+    """Static tensors for the largest of such steps, and the steps over them."""
+
+    def __init__(self, forward: ForwardPass, state: RowState, most_tokens: int) -> None:
+        self._forward, self._state = forward, state
+        max_num_seqs, width = state.token_ids.shape
+        self.sizes = prompt_sizes(min(most_tokens, width))  # all of a step may be padding, which is a row as others
+        self.kinds = [kind for kind in KINDS if kind.decodes + min(kind.prompts, 2) <= max_num_seqs]
+        places = max((key.places for key in self.keys), default=0)
+        rows = max(kind.rows for kind in KINDS)
+        self._tensors = StepTensors.zeros(places, rows, state.device, state.num_groups)
+        # Where the tokens of each row begin; rows that decode have one place each.
+        first = torch.arange(rows + 1, dtype=torch.int32, device=state.device)
+        self._starts = {kind.decodes: first.clone() for kind in KINDS}
+        self._hidden: torch.Tensor | None = None  # [most places, C], of the last run
+
+    @property
+    def keys(self) -> list[PromptKey]:
+        """All steps that there are; first those that are most needed, of each kind the largest first."""
+        return [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self.sizes)]
+
+    def limit(self, most_tokens: int) -> None:
+        """Steps of more tokens are none of these."""
+        self.sizes = [size for size in self.sizes if size <= most_tokens]
+
+    def keys_for(self, meta: AttentionMetadata) -> Sequence[PromptKey]:
+        """Those of the steps that such a one can run as, the best first."""
+        decodes, prompts = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
+        index = bisect_left(self.sizes, len(meta.slot_mapping) - decodes)
+        if not prompts or index == len(self.sizes):
+            return ()
+        fitting = (kind for kind in self.kinds if kind.prompts >= prompts and kind.decodes >= decodes)
+        return [kind._replace(tokens=self.sizes[index]) for kind in fitting if decodes or not kind.decodes]
+
+    def load(self, key: PromptKey, batch: InputBatch) -> None:
+        """The tokens and rows of a step for the next run."""
+        meta, own, starts = batch.attention, self._tensors, self._starts[key.decodes]
+        decodes, end_row = meta.num_decodes, key.decodes + len(meta.seq_lens) - meta.num_decodes
+        shift = key.decodes - decodes
+        end = len(batch.positions) + shift
+        slots = [meta.slot_mapping, *(slots for _, slots in meta.more_tables)]
+        assert meta.rows is not None, "the step's maker names its rows"
+        _put(own.input_ids, batch.input_ids, decodes, shift)
+        _put(own.positions, batch.positions, decodes, shift)
+        for ours, given in zip((own.slots, *own.more_slots), slots, strict=True):
+            _put(ours, given, decodes, shift)
+            ours[decodes : key.decodes].fill_(-1)
+            ours[end : key.places].fill_(-1)
+        _put(own.rows, meta.rows, decodes, shift)
+        own.rows[decodes : key.decodes].zero_()
+        own.rows[end_row:].zero_()
+        _put(own.seq_lens, meta.seq_lens, decodes, shift)
+        own.seq_lens[decodes : key.decodes].fill_(1)
+        own.seq_lens[end_row:].fill_(key.places - end)
+        torch.add(meta.query_start_loc[decodes:], shift, out=starts[key.decodes : end_row + 1])
+        starts[end_row + 1 :].fill_(key.places)
+
+    def pad_all(self, key: PromptKey) -> None:
+        """A step that nobody asked for: for warming up and capture."""
+        own, starts = self._tensors, self._starts[key.decodes]
+        for slots in (own.slots, *own.more_slots):
+            slots.fill_(-1)
+        own.rows.zero_()
+        own.seq_lens[: key.decodes].fill_(1)
+        own.seq_lens[key.decodes :].fill_(key.tokens)
+        starts[key.decodes].fill_(key.decodes)
+        starts[key.decodes + 1 :].fill_(key.places)
+
+    def run(self, key: PromptKey) -> None:
+        """Token ids -> hidden states; keys and values go into the cache."""
+        own, width = self._tensors, key.places
+        table, *more = (table.index_select(0, own.rows[: key.rows]) for table in self._state.block_tables)
+        meta = AttentionMetadata(
+            query_start_loc=self._starts[key.decodes][: key.rows + 1],
+            seq_lens=own.seq_lens[: key.rows],
+            block_table=table,
+            slot_mapping=own.slots[:width],
+            max_query_len=key.tokens,
+            max_seq_len=self._state.token_ids.shape[1],
+            num_decodes=key.decodes,
+            is_static=True,
+            holds_prompts=True,
+            more_tables=tuple(zip(more, own.more_slots[:, :width], strict=True)),
+            rows=own.rows[: key.rows],
+        )
+        ctx = self._forward.context(own.positions[:width], meta)
+        hidden = self._forward.compute(own.input_ids[:width], ctx).last
+        if self._hidden is None:  # in the run before the first is recorded
+            self._hidden = hidden.new_empty(len(own.positions), *hidden.shape[1:])
+        self._hidden[:width].copy_(hidden)
+
+    def hidden_of(self, key: PromptKey, batch: InputBatch) -> HiddenStates:
+        """The hidden states of the step that was loaded and run."""
+        assert self._hidden is not None, "a replay of what never ran"
+        decodes, count = batch.attention.num_decodes, len(batch.positions)
+        if key.decodes == decodes:
+            return HiddenStates(self._hidden[:count], {})
+        prompts = self._hidden[key.decodes : key.decodes + count - decodes]
+        return HiddenStates(torch.cat((self._hidden[:decodes], prompts)), {})
+
+
+def _put(own: torch.Tensor, given: torch.Tensor, decodes: int, shift: int) -> None:
+    """The first `decodes` entries where they are, the others `shift` places on."""
+    if decodes and shift:
+        own[:decodes].copy_(given[:decodes])
+        own[decodes + shift : len(given) + shift].copy_(given[decodes:])
+    else:
+        own[shift : len(given) + shift].copy_(given)

@@ -1,0 +1,137 @@
+"""The start-up of graphs of steps with prompts, with a CUDA that only remembers; on a GPU, the steps themselves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from app.config.engine import EngineConfig
+from app.distributed.parallel_groups import RankGroup
+from app.worker.graphs import prompt_graphs
+from app.worker.graphs.graph_setup import GraphSetup
+from app.worker.graphs.prompt_graphs import PromptGraphs, refusal, waits_up_to
+from app.worker.graphs.prompt_step import PromptStep
+from tests.tiny_models import tiny_model
+from tests.worker.graphs.test_cuda_graphs import FakeCuda
+from tests.worker.graphs.test_prompt_step import FAMILIES, GROUPS, runs
+from tests.worker.worker_driver import Driver
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver(str(tiny_model("llama")), num_blocks=64)
+
+
+def set_up(driver: Driver, **options: Any) -> GraphSetup:
+    runner = driver.worker._runner
+    assert runner is not None
+    parts = (runner._forward, runner._state, RankGroup(), runner._features)
+    return GraphSetup(EngineConfig(max_num_seqs=16, **options), *parts, shares_prefixes=False)
+
+
+def test_captured_while_the_engine_idles(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
+    with torch.inference_mode():
+        without = set_up(driver).reserve()
+        setup = set_up(driver, cuda_graph_prompt_tokens=128)
+        assert setup.reserve() > without
+        assert setup.capture() is not None
+        count = 2 * 3  # sizes, and kinds that 16 rows can have
+        assert setup.note.endswith(
+            f"; {count} more while the engine idles, those of steps with up to 128 prompt tokens among them"
+        )
+        prompts = setup.prompts
+        assert prompts is not None
+        assert prompts.replays == {}
+        assert [setup.capture_next() for _ in range(count + 1)] == [*reversed(range(count)), 0]
+        assert set(prompts.replays) == set(prompts.step.keys)
+        prompts.release()
+        assert prompts.replays == {}
+        setup.capture()
+        monkeypatch.setattr(PromptGraphs, "capture", lambda *_: 1 / 0)
+        assert setup.num_missing == count
+        assert setup.capture_next() == 0, "after one that failed there are no others"
+
+
+def test_what_cannot_be_captured_costs_the_others_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
+    monkeypatch.setattr(PromptGraphs, "capture", lambda *_: 1 / 0)
+    with torch.inference_mode():
+        setup = set_up(driver, cuda_graph_prompt_tokens=128)
+        assert setup.reserve() == set_up(driver).reserve()
+        assert setup.capture() is not None
+    assert setup.prompts is None
+
+
+@pytest.mark.parametrize(("from_host", "found"), [(1 << 10, 512), (256, 256), (100, 0)])
+def test_only_steps_that_wait_for_the_host(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, from_host: int, found: int
+) -> None:
+    """The host takes as long as the device for so many tokens; the device starts with it."""
+    runner, clock = driver.worker._runner, SimpleNamespace(now=0.0, tokens=0)
+    assert runner is not None
+
+    def run(step: PromptStep, key: Any) -> None:
+        clock.now, clock.tokens = clock.now + from_host, key.tokens
+
+    def synchronize(_: object) -> None:
+        clock.now += max(0, clock.tokens - from_host)
+        clock.tokens = 0
+
+    monkeypatch.setattr(PromptStep, "run", run)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(prompt_graphs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    with torch.inference_mode():
+        step = PromptStep(runner._forward, runner._state, 2048)
+        assert step.sizes[-1] == 512
+        assert waits_up_to(step, CPU) == found
+        step.limit(found)
+    assert bool(step.keys) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"cuda_graph_prompt_tokens": 0}, "as configured"),
+        ({"tensor_parallel_size": 2}, "several ranks"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "drafts"),
+        ({"deterministic": "batch"}, "deterministic"),
+        ({}, "layers that plan such steps on the host"),
+    ],
+)
+def test_refused(driver: Driver, options: dict[str, Any], reason: str) -> None:
+    runner = driver.worker._runner
+    assert runner is not None
+    config = EngineConfig(**{"cuda_graph_prompt_tokens": "auto", **options})
+    assert refusal(config, runner._forward) == reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replays_on_a_gpu_give_what_the_steps_give(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    name, changes = FAMILIES[family]
+    options: dict[str, Any] = {"device": "cuda", "dtype": "float32", "cuda_graphs": "on", "max_num_seqs": 24}
+    driver = Driver(str(tiny_model(name, **changes)), num_blocks=200, cuda_graph_prompt_tokens=192, **options)
+    runner = driver.worker._runner
+    assert runner is not None
+    prompts, runner._prompts = runner._prompts, None
+    assert prompts is not None
+    expected = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
+    while driver.worker.capture_next():
+        pass
+    assert prompts.missing == []
+    runner._prompts, ran, load = prompts, set(), prompts.step.load
+    monkeypatch.setattr(prompts.step, "load", lambda key, batch: (ran.add(key.kind), load(key, batch)))
+    for driver.chunk in (10_000, 48):
+        assert [[run.tokens for run in driver.run(runs(group))] for group in GROUPS] == expected
+    assert ran == set(prompts.step.kinds)

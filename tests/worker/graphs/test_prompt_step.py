@@ -1,0 +1,131 @@
+"""Steps with prompts over static tensors, run as they would be replayed: the same tokens, whatever pads them."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from app.worker.graphs.prompt_graphs import PromptReplays
+from app.worker.graphs.prompt_step import KINDS, PromptKey, PromptStep, prompt_sizes
+from tests.models.families.state_variants import STATE_VARIANTS
+from tests.tiny_models import tiny_model
+from tests.worker.worker_driver import Driver, Run, greedy
+
+
+def replay_prompts(driver: Driver, most_tokens: int = 192) -> list[PromptKey]:
+    """Make the driver's worker compute steps with prompts as a GPU's would, without the capture; what ran."""
+    runner, ran = driver.worker._runner, list[PromptKey]()
+    assert runner is not None
+    step = PromptStep(runner._forward, runner._state, most_tokens)
+
+    def run(key: PromptKey) -> None:
+        ran.append(key)
+        step.run(key)
+
+    runner._prompts = PromptReplays(step)
+    runner._prompts.replays |= {key: partial(run, key) for key in step.keys}
+    with torch.inference_mode():
+        step.pad_all(step.keys[0])
+        step.run(step.keys[0])  # as before a capture
+    return ran
+
+
+def runs(lengths: list[int], max_tokens: int = 4, **more: Any) -> list[Run]:
+    rng = random.Random(3)
+    return [Run([rng.randrange(3, 331) for _ in range(n)], greedy(max_tokens, **more)) for n in lengths]
+
+
+GROUPS = [[70], [9, 31, 64], [5, 90, 40, 33, 2], [128]]
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "two groups of layers": (
+        "gemma3_text",
+        {"num_hidden_layers": 3, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "states": STATE_VARIANTS["qwen3_5"],
+    "states and experts": STATE_VARIANTS["nemotron_h-experts"],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_ordinary_steps(family: str) -> None:
+    """Alone, several at once, and in chunks beside rows that decode."""
+    name, changes = FAMILIES[family]
+    driver = Driver(str(tiny_model(name, **changes)), num_blocks=64)
+    expected = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
+    ran = replay_prompts(driver)
+    for driver.chunk in (10_000, 48):
+        found = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
+        assert found == expected
+    assert {key.kind for key in ran} == {*KINDS[:3]}
+    assert {64, 128} <= {key.tokens for key in ran}
+
+
+def test_what_features_ask_for_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logprobs of prompts and of tokens come from the same hidden states."""
+    driver = Driver(str(tiny_model("llama")), num_blocks=64)
+    asked = {"logprobs": 2, "prompt_logprobs": 1}
+    expected = driver.run(runs([70, 20], **asked))
+    ran = replay_prompts(driver)
+    found = driver.run(runs([70, 20], **asked))
+    assert ran
+    for a, b in zip(expected, found, strict=True):
+        assert a.tokens == b.tokens
+        assert len(b.prompt_logprobs) == len(b.prompt) - 1
+        for x, y in zip([*a.prompt_logprobs, *a.logprobs], [*b.prompt_logprobs, *b.logprobs], strict=True):
+            assert x is not None
+            assert y is not None
+            assert x.token_ids == y.token_ids
+            assert x.logprobs == pytest.approx(y.logprobs, abs=1e-4)
+
+
+def test_replays_are_counted_and_forgotten() -> None:
+    driver = Driver(str(tiny_model("llama")), num_blocks=64)
+    runner = driver.worker._runner
+    assert runner is not None
+    ran = replay_prompts(driver)
+    outputs, execute = [], driver.worker.execute
+
+    def watched(*arguments: Any) -> Any:
+        outputs.extend(made := execute(*arguments))
+        return made
+
+    driver.worker.execute = watched  # type: ignore[method-assign]
+    driver.run(runs([20, 40]))
+    assert sum(output.figures["prompt_steps_replayed"] for output in outputs) == len(ran) > 0
+    count = len(ran)
+    runner.release_graphs()
+    driver.run(runs([20, 40]))
+    assert len(ran) == count
+
+
+def test_sizes() -> None:
+    assert prompt_sizes(0) == []
+    assert prompt_sizes(50) == [50]
+    assert prompt_sizes(700) == [64, 128, 192, 256, 320, 384, 448, 512, 640, 700]
+    sizes = prompt_sizes(2048)
+    assert sizes[-1] == 2048
+    assert all(after - before <= max(64, after / 5) for before, after in pairwise(sizes))
+
+
+def test_a_step_runs_at_the_next_larger_size() -> None:
+    driver = Driver(str(tiny_model("llama")), num_blocks=64)
+    runner = driver.worker._runner
+    assert runner is not None
+    with torch.inference_mode():
+        step = PromptStep(runner._forward, runner._state, 1 << 20)
+    assert step.sizes[-1] == 512, "all of a step may be padding, which is a row of max_model_len tokens at most"
+    assert {key.decodes for key in step.keys} == {0, 16}, "of 32 rows 64 never decode"
+    step.limit(128)
+    assert step.keys[:2] == [PromptKey(128, 1), PromptKey(64, 1)]
+    ran = replay_prompts(driver, 128)
+    driver.run(runs([65], 1))
+    driver.run(runs([30, 20, 14], 1))
+    driver.run(runs([100, 29], 1))  # too many
+    driver.run(runs([9] * 5, 1))  # rows
+    assert ran == [PromptKey(128, 1), PromptKey(64, 4)]
