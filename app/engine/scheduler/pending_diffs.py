@@ -92,4 +92,6 @@ class PendingDiffs:
 
 def _for_workers(spec: EngineRequest, num_computed_tokens: int) -> EngineRequest:
     """The request without the pixels of what has been computed."""
+    if not spec.asks:
+        return spec
     return with_pixels(spec, lambda item: b"" if item.end <= num_computed_tokens else item.pixels)
