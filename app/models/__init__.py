@@ -267,6 +267,8 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "Qwen2VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen2_5_VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen3VLForConditionalGeneration": "app.models.multimodal.media_pooling:MediaForPooling",
+        # What users of vLLM override `architectures` with, for Qwen3-VL-Reranker.
+        "Qwen3VLForSequenceClassification": "app.models.multimodal.media_pooling:MediaForPooling",
         "Qwen2ForRewardModel": "app.models.decoder_pooling:DecoderForPooling",
         "Qwen2ForProcessRewardModel": "app.models.decoder_pooling:DecoderForPooling",
         "Exaone4Model": "app.models.decoder_pooling:DecoderForPooling",

@@ -28,7 +28,10 @@ from app.models.verdict_head import VerdictHead
 from app.records.pooling_info import PoolingInfo
 
 # Families whose language model is not called <family>ForCausalLM.
-_FAMILIES = {"EuroBert": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+_FAMILIES = {
+    **{"EuroBert": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"},
+    "Qwen3VL": "Qwen3VLForConditionalGeneration",
+}
 _KINDS = ("ForProcessRewardModel", "ForRewardModel", "ForSequenceClassification", "ForMaskedLM", "ForCausalLM", "Model")
 _DECODERS = ("model.", "transformer.", "gpt_neox.", "biogpt.")  # what checkpoints hold the decoder as
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.checkpoints.fields.kinds import check
 from app.checkpoints.fields.pooling_json import VERDICT_FIELDS
@@ -16,6 +16,7 @@ from app.checkpoints.json_file import read_object
 from app.checkpoints.model_info import ModelInfo
 from app.errors import CheckpointError, UnsupportedError
 
+Asked = Literal["", "qwen3", "qwen3_vl"]
 _DIFFERENCE, _PLAIN = "from_2_way_softmax", "no_post_processing"  # values of `method`
 
 
@@ -25,7 +26,7 @@ class Verdict:
 
     yes: int
     no: int | None = None
-    is_qwen3: bool = False  # pairs are put as Qwen3-Reranker was trained, where the checkpoint has no template for them
+    asked: Asked = ""  # pairs are put as this reranker was trained, where the checkpoint has no template for them
 
 
 def packed_verdict(directory: Path, info: ModelInfo) -> Verdict:
@@ -38,7 +39,7 @@ def packed_verdict(directory: Path, info: ModelInfo) -> Verdict:
         raise CheckpointError(f"{file} is not usable: true_token_id {yes}, false_token_id {no}", param="model")
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise UnsupportedError(f"{file}: scores of {config['module_input_name']!r:.80}", param="model")
-    return Verdict(int(yes), None if no is None else int(no), _is_qwen3(info.hf_config))
+    return Verdict(int(yes), None if no is None else int(no), _asked(info.hf_config))
 
 
 def configured_verdict(info: ModelInfo) -> Verdict | None:
@@ -56,11 +57,13 @@ def configured_verdict(info: ModelInfo) -> Verdict | None:
             param="model",
         )
     ids = [_token_id(info.directory, token, info.vocab_size) for token in tokens]  # the wrong one first
-    return Verdict(ids[-1], ids[0] if len(ids) == 2 else None, _is_qwen3(hf))
+    return Verdict(ids[-1], ids[0] if len(ids) == 2 else None, _asked(hf))
 
 
-def _is_qwen3(hf: Mapping[str, Any]) -> bool:
-    return bool(hf.get("is_original_qwen3_reranker"))
+def _asked(hf: Mapping[str, Any]) -> Asked:
+    if not hf.get("is_original_qwen3_reranker"):
+        return ""
+    return "qwen3_vl" if str(hf.get("model_type")).startswith("qwen3_vl") else "qwen3"
 
 
 def _token_id(directory: Path, token: str, vocab_size: int) -> int:

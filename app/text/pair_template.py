@@ -12,6 +12,11 @@ from app.records.pooling_info import PoolingInfo
 from app.text.chat_template import ChatTemplate, RenderLimits
 from app.text.tokenizer import Tokenizer
 
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: '
+)
+_TURN = "<|im_end|>\n<|im_start|>assistant\n"
 # Marks of characters for private use.
 _QUERY, _DOCUMENT, _INSTRUCTION = (f"\ue000{name}\ue001" for name in ("query", "document", "instruction"))
 
@@ -24,6 +29,7 @@ class PairTemplate:
     middle: str
     tail: str
     around: tuple[str, str] | None = field(default=None, compare=False)  # an instruction in `head`; None: it takes none
+    picture: str = ""  # is written before the text that it belongs to; "": it takes none
 
     @classmethod
     def of(cls, template: ChatTemplate, pooling: PoolingInfo) -> PairTemplate | None:
@@ -37,9 +43,10 @@ class PairTemplate:
                 before, _, behind = other.head.partition(_INSTRUCTION)
                 return replace(found, around=(before, behind))
             return found
-        if pooling.verdict is None or not pooling.verdict.is_qwen3:
+        if pooling.verdict is None or not pooling.verdict.asked:
             return None
-        return cls._of_qwen3(pooling.prompts.usual)
+        own = _QWEN3 if pooling.verdict.asked == "qwen3" else _QWEN3_VL
+        return own.instructed(pooling.prompts.usual) if pooling.prompts.usual else own
 
     @classmethod
     def _rendered(cls, template: ChatTemplate, instruction: str) -> PairTemplate | None:
@@ -55,18 +62,6 @@ class PairTemplate:
         head, found, rest = text.partition(_QUERY)
         middle, also, tail = rest.partition(_DOCUMENT)
         return cls(head, middle, tail) if found and also and _QUERY not in tail + middle else None
-
-    @classmethod
-    def _of_qwen3(cls, instruction: str) -> PairTemplate:
-        asked = instruction or "Given a web search query, retrieve relevant passages that answer the query"
-        before, behind = (
-            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            "<Instruct>: ",
-            "\n<Query>: ",
-        )
-        tail = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-        return cls(f"{before}{asked}{behind}", "\n<Document>: ", tail, (before, behind))
 
     def instructed(self, instruction: str) -> PairTemplate:
         """The same with an instruction of the request's; UnsupportedError where it takes none."""
@@ -86,3 +81,22 @@ class PairTemplate:
     def num_tokens(self, tokenizer: Tokenizer) -> int:
         """Tokens of a prompt without texts."""
         return len(tokenizer.encode(self.text("", ""), add_special_tokens=False))
+
+
+def _asked(instruction: str, query: str, document: str, tail: str, picture: str = "") -> PairTemplate:
+    return PairTemplate(f"{_JUDGE}{instruction}{query}", document, tail, (_JUDGE, query), picture)
+
+
+_QWEN3 = _asked(
+    "Given a web search query, retrieve relevant passages that answer the query",
+    "\n<Query>: ",
+    "\n<Document>: ",
+    f"{_TURN}<think>\n\n</think>\n\n",
+)
+_QWEN3_VL = _asked(
+    "Given a search query, retrieve relevant candidates that answer the query.",
+    "<Query>:",
+    "\n<Document>:",
+    _TURN,
+    picture="<|vision_start|><|image_pad|><|vision_end|>",
+)

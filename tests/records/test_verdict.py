@@ -51,7 +51,7 @@ def test_packed_wrongly(tmp_path: Path, given: dict[str, Any], error: type[Excep
 def test_configured(tmp_path: Path) -> None:
     assert configured_verdict(info(tmp_path)) is None
     both = info(tmp_path, classifier_from_token=["no", "yes"], is_original_qwen3_reranker=True)
-    assert configured_verdict(both) == Verdict(7, 9, is_qwen3=True)
+    assert configured_verdict(both) == Verdict(7, 9, asked="qwen3")
     assert configured_verdict(info(tmp_path, classifier_from_token=["yes"])) == Verdict(7)
     for token in ("perhaps", "far"):
         with pytest.raises(CheckpointError, match="is no token"):

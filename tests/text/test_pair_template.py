@@ -40,7 +40,7 @@ def test_the_checkpoints_own() -> None:
 @pytest.mark.parametrize("source", ["", ORDINARY, REFUSES])
 def test_qwen3s_where_the_checkpoint_has_none(source: str) -> None:
     assert PairTemplate.of(template(source), info()) is None
-    found = PairTemplate.of(template(source), info(verdict=Verdict(1, 2, is_qwen3=True)))
+    found = PairTemplate.of(template(source), info(verdict=Verdict(1, 2, asked="qwen3")))
     assert found is not None
     assert found.head.endswith("<Query>: ")
     assert found.tail.endswith("<think>\n\n</think>\n\n")
@@ -52,7 +52,7 @@ def test_an_instruction_takes_the_usual_ones_place() -> None:
     own = PairTemplate.of(template(ROLES), info())
     assert own is not None
     assert own.instructed("Find {{ boats }}").head == "[system] Find {{ boats }} [query] "
-    qwen3 = PairTemplate.of(template(""), info(verdict=Verdict(1, 2, is_qwen3=True)))
+    qwen3 = PairTemplate.of(template(""), info(verdict=Verdict(1, 2, asked="qwen3")))
     assert qwen3 is not None
     usual = "Given a web search query, retrieve relevant passages that answer the query"
     assert qwen3.instructed(usual) == qwen3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -217,23 +218,38 @@ class ScoreRequest(ScoredBody):
         return list(zip(left, right, strict=True))
 
 
+@dataclass(slots=True, frozen=True)
+class ScoredText:
+    """One side of a pair: a text, a picture, or both."""
+
+    text: str = ""
+    image: ImagePart | None = None
+
+
 class RerankDocument(StrictModel):
-    """A document as an object: a text, or a page's picture."""
+    """A document as an object: a text, a picture, or, of Qwen3-VL-Reranker, both."""
 
     text: Text | None = None
     image: Text | None = Field(
         None,
         description="A picture's address, a data URL or one that the server may fetch: of models that compare pages "
-        "(ColPali, ColQwen2).",
+        "(ColPali, ColQwen2), and of Qwen3-VL-Reranker.",
     )
+
+    def scored(self, field: str) -> ScoredText:
+        """The same as it is scored; `field`: its place in the body."""
+        image = None if self.image is None else ImagePart.of(self.image, None, f"{field}.image")
+        return ScoredText(self.text or "", image)
 
 
 class RerankRequest(ScoredBody):
     """Body of POST /v1/rerank."""
 
-    query: Text = Field(description="What the documents are ranked by.")
+    query: Text | RerankDocument = Field(
+        description="What the documents are ranked by: a text, or, of Qwen3-VL-Reranker, an object like theirs."
+    )
     documents: Items[Text | RerankDocument] = Field(
-        min_length=1, description="Texts, or objects with a `text` or an `image`."
+        min_length=1, description="Texts, or objects with a `text`, an `image`, or both."
     )
     top_n: Count = Field(0, ge=0, description="Only the best so many; 0: all.")
     return_documents: bool = Field(
@@ -248,20 +264,34 @@ class RerankRequest(ScoredBody):
             for i, document in enumerate(value):
                 if not isinstance(document, str | dict | RerankDocument):
                     raise PydanticCustomError("documents", "document {i} must be a text or an object", {"i": i})
-                if isinstance(document, dict) and (document.get("text") is None) == (document.get("image") is None):
-                    raise PydanticCustomError("documents", "document {i} must have either text or image", {"i": i})
+                if _is_empty(document):
+                    raise PydanticCustomError("documents", "document {i} must have text or image", {"i": i})
         return value
 
-    def items(self) -> list[str | ImagePart]:
-        """The documents: texts, or pictures with their fields."""
-        return [self._item(i, document) for i, document in enumerate(self.documents)]
+    @field_validator("query", mode="before")
+    @classmethod
+    def _some(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | RerankDocument):
+            raise PydanticCustomError("query", "must be a text or an object", {})
+        if _is_empty(value):
+            raise PydanticCustomError("query", "must have text or image", {})
+        return value
 
-    def _item(self, place: int, document: str | RerankDocument) -> str | ImagePart:
-        if isinstance(document, str):
-            return document
-        if document.image is None:
-            return document.text or ""
-        return ImagePart.of(document.image, None, f"documents.{place}.image")
+    def items(self) -> list[ScoredText]:
+        """The documents, pictures with their fields."""
+        return [_scored(document, f"documents.{i}") for i, document in enumerate(self.documents)]
+
+    def asked(self) -> ScoredText:
+        """The query in the same form."""
+        return _scored(self.query, "query")
+
+
+def _is_empty(given: Any) -> bool:
+    return isinstance(given, dict) and given.get("text") is None and given.get("image") is None
+
+
+def _scored(given: str | RerankDocument, field: str) -> ScoredText:
+    return ScoredText(given) if isinstance(given, str) else given.scored(field)
 
 
 def _listed(value: Texts) -> list[str]:

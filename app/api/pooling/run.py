@@ -20,9 +20,10 @@ from app.api.generation.render import check_total_chars, encode
 from app.api.generation.request_builder import pooling_request
 from app.api.http.errors import ClientDisconnected
 from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
-from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody
+from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody, ScoredText
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
+from app.media.picture import Picture
 from app.records.bundle import bundled
 from app.records.late_interaction import LateInteraction, Role
 from app.records.media import MediaAsk, media_of
@@ -31,6 +32,7 @@ from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.text.late_prompts import late_prompts, picture_prompt
+from app.text.pair_prompt import SeenText, seen_pair
 from app.text.pair_template import PairTemplate
 from app.text.placeholders import picture_alone
 from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
@@ -215,6 +217,38 @@ async def read_page(
     assert model.media is not None
     ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, "", field)
     return PoolingPrompt(ids, asks=asks)
+
+
+async def read_pairs(
+    work: RequestWork,
+    model: ServedModel,
+    template: PairTemplate | None,
+    pairs: Sequence[tuple[ScoredText, ScoredText]],
+    limits: RequestLimits,
+    room: TextRoom,
+) -> list[PoolingPrompt]:
+    """The prompts of pairs with pictures, each of which is read once."""
+    _refuse_cut(room)
+    parts = {one.image.url: one.image for pair in pairs for one in pair if one.image is not None}
+    shown = {url: await read_media(work, model, [(part.field(""), part)], limits, room) for url, part in parts.items()}
+    assert model.media is not None
+    room.check(model.tokenizer, max(len(first.text) + len(second.text) for first, second in pairs))
+    cost_s = TOKENISE_S_PER_CHAR * sum(len(first.text) + len(second.text) for first, second in pairs)
+    return await work.run(cost_s, _seen_pairs, model, template, pairs, shown, room)
+
+
+def _seen_pairs(
+    model: ServedModel,
+    template: PairTemplate | None,
+    pairs: Sequence[tuple[ScoredText, ScoredText]],
+    shown: Mapping[str, Sequence[Picture]],
+    room: TextRoom,
+) -> list[PoolingPrompt]:
+    assert model.media is not None
+    sides = [
+        tuple(SeenText(one.text, () if one.image is None else shown[one.image.url]) for one in pair) for pair in pairs
+    ]
+    return [seen_pair(model.tokenizer, template, model.media, (first, second), room) for first, second in sides]
 
 
 def _refuse_template(body: InputBody) -> None:

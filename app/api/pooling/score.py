@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.chat.media_parts import ImagePart
 from app.api.endpoint import Endpoint
 from app.api.engine_client import EngineClient
 from app.api.generation.render import check_total_chars, find_model
@@ -18,8 +17,8 @@ from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
-from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoreRequest
-from app.api.pooling.run import pool, pooled_room, pooling_of, read_page, tokenise, tokenise_late
+from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoredText, ScoreRequest
+from app.api.pooling.run import pool, pooled_room, pooling_of, read_page, read_pairs, tokenise, tokenise_late
 from app.api.pooling.token_vectors import parts_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
@@ -47,8 +46,8 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, ScoreRequest)
         model = find_model(client, body.model)
         answer_id = new_id("score")
-        names = body.sides()
-        found, prompts = await _scores(client, limits, request, body, model, _Pairs(answer_id, body.pairs(), names[1]))
+        pairs = [(ScoredText(first), ScoredText(second)) for first, second in body.pairs()]
+        found, prompts = await _scores(client, limits, request, body, model, _Pairs(answer_id, pairs, body.sides()[1]))
         data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
         return listed(answer_id, body.model or model.name, data, prompts)
 
@@ -60,14 +59,14 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         body = await read_body(request, RerankRequest)
         model = find_model(client, body.model)
         answer_id = new_id("rerank")
-        items = body.items()
-        pairs = _Pairs(answer_id, [(body.query, item) for item in items], "documents", body.max_tokens_per_doc)
+        items, query = body.items(), body.asked()
+        pairs = _Pairs(answer_id, [(query, item) for item in items], "documents", body.max_tokens_per_doc)
         found, prompts = await _scores(client, limits, request, body, model, pairs)
         order = sorted(range(len(items)), key=lambda i: -found[i])[: body.top_n or None]
         results: list[dict[str, Any]] = []
         for i in order:
-            is_repeated = body.return_documents and isinstance(items[i], str)
-            document = {"document": {"text": items[i]}} if is_repeated else {}
+            is_repeated = body.return_documents and items[i].image is None
+            document = {"document": {"text": items[i].text}} if is_repeated else {}
             results.append({"index": i, **document, "relevance_score": found[i]})
         head = {"id": answer_id, "model": body.model or model.name, "usage": usage(prompts)}
         return json_response(head | {"results": results, "meta": meta_of({"search_units": 1})})
@@ -80,25 +79,30 @@ class _Pairs:
     """Holds what is to be scored: texts, or texts with pictures."""
 
     request_id: str
-    items: Sequence[tuple[str, str | ImagePart]]
+    items: Sequence[tuple[ScoredText, ScoredText]]
     field: str  # of the body, where the second ones come from
     max_last_tokens: int | None = None  # of a second text
 
     @property
+    def pictures(self) -> list[str]:
+        """The fields that hold pictures, each once."""
+        return list(dict.fromkeys(one.image.field("") for pair in self.items for one in pair if one.image is not None))
+
+    @property
     def texts(self) -> list[tuple[str, str]]:
         """The pairs; UnsupportedError where one is a picture."""
-        if any(not isinstance(second, str) for _, second in self.items):
-            raise UnsupportedError("this model compares texts; it takes no pictures", param=self.field)
-        return [(first, str(second)) for first, second in self.items]
+        if pictures := self.pictures:
+            raise UnsupportedError("this model compares texts; it takes no pictures", param=pictures[0])
+        return [(first.text, second.text) for first, second in self.items]
 
     def check(self, limits: RequestLimits, instruction: str | None) -> None:
         """InvalidRequestError for too many, or too long ones, with an instruction that stands in the prompt of each."""
         if len(self.items) > limits.max_prompts:
             raise InvalidRequestError(f"{len(self.items)} pairs; at most {limits.max_prompts}", param=self.field)
-        texts = {text for pair in self.items for text in pair if isinstance(text, str)}
+        texts = {one.text for pair in self.items for one in pair}
         check_total_chars(sum(map(len, texts)), limits, self.field)
         check_total_chars(len(self.items) * len(instruction or ""), limits, "instruction")
-        if self.max_last_tokens is not None and any(not isinstance(second, str) for _, second in self.items):
+        if self.max_last_tokens is not None and self.pictures:
             raise InvalidRequestError("a picture is not cut", param="max_tokens_per_doc")
 
 
@@ -114,20 +118,25 @@ async def _scores(
         )
     if pooling.late is not None:
         return await _late_scores(client, limits, request, body, model, pooling.late, asked, room)
-    pairs, names = asked.texts, {"prompt": asked.field}
+    names = {"prompt": asked.field}
     if pooling.labels:
         if len(pooling.labels) != 1:
             raise UnsupportedError(
                 f"the model {model.name!r} has {len(pooling.labels)} classes; scores need a model of one",
                 param="model",
             )
-        template = _instructed(model.pair_template, body.instruction, pairs)
-        prompts = await tokenise(work, model, pairs, room, asked.max_last_tokens, template)
+        template = _instructed(model.pair_template, body.instruction, [first.text for first, _ in asked.items])
+        if asked.pictures:
+            _check_count(model, asked)
+            prompts = await read_pairs(work, model, template, asked.items, limits, room)
+        else:
+            prompts = await tokenise(work, model, asked.texts, room, asked.max_last_tokens, template)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
         return [float(result.array()[0]) for result in results], prompts
-    _instructed(None, body.instruction, pairs)
+    _instructed(None, body.instruction, [])
     _refuse_activation(body)
+    pairs = asked.texts
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
     prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
@@ -148,16 +157,14 @@ async def _scores(
     return [float(left[first] @ right[second]) for first, second in pairs], prompts
 
 
-def _instructed(
-    template: PairTemplate | None, instruction: str | None, pairs: list[tuple[str, str]]
-) -> PairTemplate | None:
+def _instructed(template: PairTemplate | None, instruction: str | None, queries: Sequence[str]) -> PairTemplate | None:
     """The template with a request's instruction; errors name it where the model, or a query with a template of its own,
     takes none."""
     if instruction is None:
         return template
     if template is None:
         raise UnsupportedError("this model is not asked in words, and takes no instruction", param="instruction")
-    if any(template.holds(query) for query, _ in pairs):
+    if any(template.holds(query) for query in queries):
         raise InvalidRequestError("a query brings the whole template with it", param="instruction")
     return template.instructed(instruction)
 
@@ -187,44 +194,55 @@ async def _late_scores(
     _instructed(None, body.instruction, [])
     _refuse_activation(body)
     work, before = work_of(request), pooling_of(model).prompts
-    firsts = list(dict.fromkeys(first for first, _ in asked.items))
+    _check_pages(asked)
     _check_count(model, asked)
+    firsts = list(dict.fromkeys(first.text for first, _ in asked.items))
     seconds = {_key(second): second for _, second in asked.items}
     queries = [before.first_of(QUERY) + text for text in firsts]
-    documents = [before.first_of(DOCUMENT) + text for text in seconds.values() if isinstance(text, str)]
+    documents = [before.first_of(DOCUMENT) + one.text for one in seconds.values() if one.image is None]
     prompts = await tokenise_late(work, model, late, queries, room, "query")
     texts = iter(await tokenise_late(work, model, late, documents, room, "document", asked.max_last_tokens))
     for one in seconds.values():
-        if isinstance(one, str):
+        if one.image is None:
             prompts.append(next(texts))
         else:
-            prompts.append(await read_page(work, model, late, one, limits, room))
+            prompts.append(await read_page(work, model, late, one.image, limits, room))
     _refuse_empty(asked, dict(zip(seconds, prompts[len(firsts) :], strict=True)))
     params, names = PoolingParams(task="token_embed"), {"prompt": asked.field}
     results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)
     vectors = [result.array() for result in results]
     left = dict(zip(firsts, vectors, strict=False))
     right = dict(zip(seconds, vectors[len(firsts) :], strict=True))
-    pairs = [(left[first], right[_key(second)]) for first, second in asked.items]
+    pairs = [(left[first.text], right[_key(second)]) for first, second in asked.items]
     products = sum(len(query) * document.size for query, document in pairs)
     return await work.run(products * PRODUCT_S, _all_scores, late, pairs), prompts
 
 
-def _key(item: str | ImagePart) -> tuple[type, str]:
+def _key(item: ScoredText) -> tuple[str, str | None]:
     """Equal of what is computed once."""
-    return type(item), item if isinstance(item, str) else item.url
+    return item.text, None if item.image is None else item.image.url
+
+
+def _check_pages(asked: _Pairs) -> None:
+    """Errors name a query that is no text, and a document that is more than a page."""
+    for i, (first, second) in enumerate(asked.items):
+        if first.image is not None:
+            raise UnsupportedError("this model's queries are texts", param=first.image.field(""))
+        if second.image is not None and second.text:
+            what = "a document of this model is a text or a picture, not both"
+            raise InvalidRequestError(f"{asked.field}.{i}: {what}", param=f"{asked.field}.{i}")
 
 
 def _check_count(model: ServedModel, asked: _Pairs) -> None:
     """InvalidRequestError names the first picture that is one too many for a request."""
-    fields = [second.field("") for _, second in asked.items if isinstance(second, ImagePart)]
+    fields = asked.pictures
     most = None if model.media is None else model.media.most("image")
     if most is not None and len(fields) > most:
         what = f"{len(fields)} pictures; at most {most} a request (media.max_images, limit_mm_per_prompt)"
         raise InvalidRequestError(f"{fields[most]}: {what}", param=fields[most])
 
 
-def _refuse_empty(asked: _Pairs, prompts: Mapping[tuple[type, str], PoolingPrompt]) -> None:
+def _refuse_empty(asked: _Pairs, prompts: Mapping[tuple[str, str | None], PoolingPrompt]) -> None:
     """InvalidRequestError names the first document that has no token."""
     for i, (_, second) in enumerate(asked.items):
         if not prompts[_key(second)].token_ids:

@@ -1,4 +1,5 @@
-"""Models that see and give vectors: of texts, pictures, and both together (Qwen3-VL-Embedding, GME)."""
+"""Models that see and give vectors: of texts, pictures, and both together (Qwen3-VL-Embedding, GME), and
+scores (Qwen3-VL-Reranker)."""
 
 from __future__ import annotations
 

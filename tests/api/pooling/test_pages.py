@@ -112,7 +112,12 @@ def test_pages_are_ranked_beside_texts(http: httpx.Client, engines: PoolingEngin
         score = (query @ vectors(http, messages=said(part)).T).max(1).sum()
         np.testing.assert_allclose(found[i]["relevance_score"], score, rtol=1e-4)
     for changed, field in (
-        ({"documents": [{"image": url, "text": "both"}]}, "text or image"),
+        (
+            {"documents": [{"image": url, "text": "both"}]},
+            "documents.0: a document of this model is a text or a picture",
+        ),
+        ({"documents": [{}]}, "must have text or image"),
+        ({"query": {"image": url}}, "query.image"),
         ({"documents": [{"image": url}], "max_tokens_per_doc": 3}, "max_tokens_per_doc"),
         ({"documents": [{"image": url}], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
         ({"documents": [{"image": url}, {"text": ""}]}, "documents.1: is empty"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from app.api.pooling.protocol import ScoredText
 from app.api.pooling.score import _Pairs
 from app.config.limits import RequestLimits
 from app.errors import PromptTooLongError
@@ -165,7 +166,8 @@ def test_refusals_name_the_field(http: httpx.Client, path: str, body: dict[str, 
 
 
 def test_an_instruction_counts_for_each_pair() -> None:
-    pairs, limits = _Pairs("id", [("a", "b"), ("a", "c")], "documents"), RequestLimits(max_prompt_chars=10)
+    items = [(ScoredText("a"), ScoredText("b")), (ScoredText("a"), ScoredText("c"))]
+    pairs, limits = _Pairs("id", items, "documents"), RequestLimits(max_prompt_chars=10)
     pairs.check(limits, "12345")
     with pytest.raises(PromptTooLongError, match="12 characters together; at most 10") as caught:
         pairs.check(limits, "123456")
