@@ -125,6 +125,10 @@ class PackedWeight(ABC):
         """The products with such a weight; None: there is `linear` alone, and what follows is a launch of its own."""
         return None
 
+    def even(self) -> PackedWeight:
+        """The same weight without ways of its own for few rows, where it has some, which round otherwise."""
+        return self
+
 
 # weight [N, K], which is not changed -> the same in the order of a library's products; None: it does not serve such a
 # weight, or does not work on this machine, which it may find out by a small product.

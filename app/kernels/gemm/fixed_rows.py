@@ -110,7 +110,7 @@ class FixedRowsWeight(PackedWeight):
     @classmethod
     def of(cls, packed: PackedWeight | None, shape: tuple[int, int], dtype: torch.dtype) -> FixedRowsWeight | None:
         """None where nothing is packed: the plain product knows its blocks itself."""
-        return None if packed is None else cls(packed, shape, dtype)
+        return None if packed is None else cls(packed.even(), shape, dtype)
 
     def __post_init__(self) -> None:
         """Try which blocks agree, by a few small products."""

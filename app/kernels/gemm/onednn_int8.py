@@ -1,14 +1,15 @@
 """int8 weights and activations through oneDNN's products of whole numbers (CPU).
 
 Sums are exact in 32 bits and each row of activations has its own scale: a row's result has the same bits alone and
-among others. The operators are private to PyTorch: they are tried out on numbers that a processor without such
+among others. But for a lone row in bf16, which goes a way of five operations where there are twelve: the product scales
+and rounds by itself. The operators are private to PyTorch: they are tried out on numbers that a processor without such
 products would cut off in 16 bits.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +20,7 @@ from app.kernels.gemm.stored import unpack_words
 
 _MIDDLE = 128  # activations are unsigned here: products of signed ones have no fast path
 _MEANT_FOR_ROWS = 8  # see onednn.py
+_ROUNDED_UP = torch.tensor([_MIDDLE + 0.5])  # what is added before the fraction is cut off
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,14 +33,30 @@ class OneDNNInt8Weight(PackedWeight):
     shape: tuple[int, int]  # (N, K)
     input_scale: torch.Tensor | None = None  # fp32 []; None: each row of activations has its own
     input_zero: int = 0  # what 0 becomes
+    has_short_way: bool = True  # for a lone row
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
-        if not len(x):
-            return x.new_empty(0, self.shape[0])
+        if len(x) <= 1:
+            if not len(x):
+                return x.new_empty(0, self.shape[0])
+            if self.has_short_way and x.dtype == torch.bfloat16 and self.input_scale is None:
+                return self._of_one(x, bias)
         rounded, scale, zero = self._quantized(x)
         out = _product(rounded, self.packed, self.scale, self.zeros, zero).mul_(scale)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+    def even(self) -> PackedWeight:
+        """See PackedWeight."""
+        return replace(self, has_short_way=False)
+
+    def _of_one(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product of x bf16 [1, K]: halves of a step are rounded up, and the result once."""
+        least, most = torch.aminmax(x)
+        scale = max(most.item(), -least.item(), LEAST_SCALE * LARGEST) / LARGEST
+        numbers = torch.add(_ROUNDED_UP, x.float(), alpha=1.0 / scale).to(torch.uint8)
+        bias = None if bias is None else bias.float()
+        return _product(numbers, self.packed, self.scale, self.zeros, _MIDDLE, scale, bias, torch.bfloat16)
 
     def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Numbers uint8 [T, K], scales, and which number is 0: `int8.quantize_rows` in fewer operations."""
@@ -77,11 +95,18 @@ def _packed(
 
 
 def _product(
-    x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor, zero: int
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    zeros: torch.Tensor,
+    zero: int,
+    input_scale: float = 1.0,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """(x - zero) W^T * scale, fp32 [T, N], of x uint8 [T, K]."""
+    """(x - zero) W^T * scale * input_scale + bias, [T, N] of `dtype`, of x uint8 [T, K] and bias fp32 [N]."""
     out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-        x, 1.0, zero, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        x, input_scale, zero, packed, scale, zeros, bias, 1.0, 0, dtype, "none", [], ""
     )
     return out
 

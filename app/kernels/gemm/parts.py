@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,10 @@ class PackedParts(PackedWeight):
 
     parts: tuple[PackedWeight, ...]
     sizes: tuple[int, ...]  # rows of each
+
+    def even(self) -> PackedWeight:
+        """See PackedWeight."""
+        return replace(self, parts=tuple(part.even() for part in self.parts))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x."""

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 
 from app.kernels.gemm import PackedWeight, aten_int4, onednn_int8
 from app.kernels.gemm.aten_int4 import AtenInt4Weight
+from app.kernels.gemm.fixed_rows import FixedRowsWeight
 from app.kernels.gemm.int8 import Int8Weight, quantize_rows
 from app.kernels.gemm.onednn_int8 import OneDNNInt8Weight
+from app.kernels.gemm.parts import PackedParts
 from app.kernels.gemm.tiled import fastest
 from tests.kernels.gemm.tiled_weights import KINDS, Made, grouped, rows_of_int8
 from tests.kernels.instruction_sets import why_it_lacks
@@ -84,6 +86,36 @@ def test_int8_rows_have_the_same_bits_alone_and_in_a_batch() -> None:
     for row in (0, 7, 39):
         assert torch.equal(packed.linear(x[row : row + 1], None)[0], together[row])
         assert torch.equal(packed.linear(x[row // 2 : row + 1], None)[-1], together[row])
+
+
+@needs_int8
+@pytest.mark.parametrize(("columns", "size"), [(16, 64), (130, 515), (768, 2048)])
+def test_a_lone_row_in_bf16_goes_a_shorter_way_to_the_same_numbers(columns: int, size: int) -> None:
+    torch.manual_seed(0)
+    made = rows_of_int8(columns, size)
+    packed, bias = served(made, torch.bfloat16), torch.randn(columns).bfloat16()
+    assert packed.even() != packed
+    assert packed.even().even() == packed.even()
+    for largest in (0.0, 1e-3, 1.0, 1e3):
+        x = (largest * torch.randn(1, size)).bfloat16()
+        for bias_or_none in (None, bias):
+            short, even = packed.linear(x, bias_or_none), packed.even().linear(x, bias_or_none)
+            assert short.dtype == even.dtype == torch.bfloat16
+            # A number that is halfway between two may be rounded to either of them.
+            torch.testing.assert_close(short, even, rtol=1e-2, atol=2e-3 * float(even.abs().max()))
+    x[0, 3] = float("nan")
+    assert packed.linear(x, None).isnan().all()
+
+
+@needs_int8
+def test_products_that_must_not_tell_by_a_row_whether_others_came_go_the_even_way() -> None:
+    made = rows_of_int8(130, 515)
+    packed = served(made, torch.bfloat16)
+    fixed = FixedRowsWeight.of(packed, (130, 515), torch.bfloat16)
+    assert fixed is not None
+    assert fixed.inner == packed.even()
+    parts = PackedParts((packed, packed), (130, 130))
+    assert parts.even() == PackedParts((packed.even(), packed.even()), (130, 130))
 
 
 @needs_int8
