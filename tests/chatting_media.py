@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "phi4": {**SQUARE, "patch_size": 4, "dynamic_hd": 4},
     "pixtral": {"size": {"longest_edge": 32}},
     "aya_vision": {**SQUARE, "max_patches": 3},
+    "cohere2_vision": {**SQUARE, "max_patches": 3, "patch_size": 2},
     "lfm2_vl": {
         **{"tile_size": 16, "encoder_patch_size": 4, "min_image_tokens": 2, "max_image_tokens": 6},
         "max_tiles": 2,

@@ -453,6 +453,20 @@ MODELS: dict[str, Tiny] = {
         _tile_layout(4, several=True),
         types="",
     ),
+    "cohere2_vision": Tiny(
+        "cohere2_vision",
+        {
+            **{"image_token_id": IMAGE, "alignment_intermediate_size": 48},
+            "text_config": {
+                **{**GLM_TEXT, "model_type": "cohere2", "sliding_window": 9, "num_hidden_layers": 4, "head_dim": 32},
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {**EYES, "model_type": "siglip_vision_model"},
+        },
+        _tiles,
+        _tile_layout(4, several=True),
+        types="",
+    ),
     "lighton_ocr": Tiny(
         "lighton_ocr",
         {

@@ -17,6 +17,9 @@ MODELS: Registry[type[CausalLM]] = Registry(
         "AXK1ForCausalLM": "app.models.families.axk1:AXK1ForCausalLM",
         "BaiChuanForCausalLM": "app.models.families.baichuan:BaichuanForCausalLM",
         "AyaVisionForConditionalGeneration": "app.models.multimodal.aya_vision:AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration": (
+            "app.models.multimodal.cohere2_vision:Cohere2VisionForConditionalGeneration"
+        ),
         "BaichuanForCausalLM": "app.models.families.baichuan:BaichuanForCausalLM",
         "BambaForCausalLM": "app.models.families.bamba:BambaForCausalLM",
         "BioGptForCausalLM": "app.models.families.biogpt:BioGptForCausalLM",

@@ -9,6 +9,7 @@ PROCESSORS: Registry[type[Processor]] = Registry(
     "media processor",
     {
         "aya_vision": "app.media.processors.aya_vision:AyaVisionProcessor",
+        "cohere2_vision": "app.media.processors.cohere2_vision:Cohere2VisionProcessor",
         "clip": "app.media.processors.clip:ClipProcessor",
         "clip_tower": "app.media.processors.clip_tower:ClipTowerProcessor",
         "gemma3": "app.media.processors.gemma3:Gemma3Processor",

@@ -3,11 +3,8 @@ out of its source; pixels are Pillow's."""
 
 from __future__ import annotations
 
-import ast
 import math
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +15,7 @@ from PIL import Image
 from app.errors import CheckpointError, InvalidRequestError
 from app.media.processors.lfm2_vl import DEFAULTS, Lfm2VlProcessor
 from tests.media.pictures import picture
+from tests.media.transformers_source import functions_of
 
 PATCH, TILE = 4, 16
 OWN = {"encoder_patch_size": PATCH, "tile_size": TILE, "min_image_tokens": 3, "max_image_tokens": 9, "max_tiles": 6}
@@ -26,27 +24,11 @@ HELPERS = ("round_by_factor", "find_closest_aspect_ratio")
 METHODS = ("_target_ratios", "_get_grid_layout", "smart_resize", "_is_image_too_large")
 
 
-def source(module: str) -> ast.Module:
-    spec = find_spec("transformers")
-    assert spec is not None
-    assert spec.origin is not None
-    return ast.parse((Path(spec.origin).parent / "models/lfm2_vl" / f"{module}.py").read_text())
-
-
 @lru_cache
 def judge() -> dict[str, Any]:
     """transformers' functions, by name; methods take a `self`."""
-    found: list[ast.stmt] = []
-    for module, owners, names in (
-        ("image_processing_lfm2_vl", ("", "Lfm2VlImageProcessor"), (*HELPERS, *METHODS)),
-        ("processing_lfm2_vl", ("Lfm2VlProcessor",), ("_build_image_tokens",)),
-    ):
-        for node in source(module).body:
-            inner = node.body if isinstance(node, ast.ClassDef) and node.name in owners else [node]
-            found += [one for one in inner if isinstance(one, ast.FunctionDef) and one.name in names]
-    space: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
-    exec(compile(ast.Module(found, []), "transformers", "exec"), space)
-    return space
+    own = functions_of("lfm2_vl", "image_processing_lfm2_vl", (*HELPERS, *METHODS), math=math, lru_cache=lru_cache)
+    return {**own, **functions_of("lfm2_vl", "processing_lfm2_vl", ("_build_image_tokens",))}
 
 
 def made(**own: Any) -> Lfm2VlProcessor:

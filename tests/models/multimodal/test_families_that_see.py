@@ -10,6 +10,7 @@ import torch
 
 from app.models.multimodal import (
     aya_vision,
+    cohere2_vision,
     gemma3,
     gemma4,
     glm4v,
@@ -45,6 +46,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     **dict.fromkeys(("llava_next", "granite_vision"), llava_onevision.LlavaNextForConditionalGeneration),
     "phi4_multimodal": phi4_multimodal.Phi4MultimodalForCausalLM,
     "aya_vision": aya_vision.AyaVisionForConditionalGeneration,
+    "cohere2_vision": cohere2_vision.Cohere2VisionForConditionalGeneration,
     "lfm2_vl": lfm2_vl.Lfm2VlForConditionalGeneration,
     "lighton_ocr": lighton_ocr.LightOnOcrForConditionalGeneration,
     "glm_ocr": glm_ocr.GlmOcrForConditionalGeneration,
