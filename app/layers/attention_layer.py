@@ -23,7 +23,8 @@ class AttentionLayer(Layer, ABC):
 
     layer_index: int
     is_capturable: bool = False  # whether a decode step with it may be captured and replayed (AttentionOps)
-    captures_prompts: bool = False  # and a step with prompts (AttentionMetadata.holds_prompts)
+    captures_prompts: bool = False  # and a step with prompts (AttentionMetadata.holds_prompts),
+    captures_context: bool = True  # behind what is cached of them, too
     shares_prefixes: bool = False  # whether it heeds AttentionMetadata.cascade
     # Queries of up to so many tokens take more memory a token than longer ones; 0: all take the same.
     short_query: int = 0

@@ -59,6 +59,8 @@ class LatentSettings:
 class LatentAttention(AttentionLayer):
     """`layer_index` picks the layer's cache among those of this pipeline stage."""
 
+    captures_context = False  # how many chunks of them there are is the host's to say
+
     def __init__(
         self,
         ctx: BuildContext,
@@ -92,6 +94,7 @@ class LatentAttention(AttentionLayer):
         self._workspace: torch.Tensor | None = None
         self.ops = mla_ops(ctx.attention_ops)
         self.is_capturable = self.ops.is_capturable
+        self.captures_prompts = self.is_capturable and ctx.dtype != torch.float32
         self.fused = ctx.kernels(FUSED_OPS)
 
     @property

@@ -47,7 +47,10 @@ class LatentStep:
 
 
 def split_step(meta: AttentionMetadata, least: int) -> LatentStep:
-    """Requests that bring `least` tokens or more apart from the others. A static step (CUDA graphs) decodes."""
+    """Requests that bring `least` tokens or more apart from the others. A static step (CUDA graphs) decodes, or holds
+    prompts behind its decodes, which all count as long."""
+    if meta.holds_prompts:
+        return _static_parts(meta)
     whole = StepPart(replace(meta, plan=None), slice(None))
     if meta.is_static or meta.max_query_len < least:
         return LatentStep(whole, None)
@@ -56,6 +59,31 @@ def split_step(meta: AttentionMetadata, least: int) -> LatentStep:
     if is_long.all():
         return LatentStep(None, whole)
     return LatentStep(_part(meta, starts, np.flatnonzero(~is_long)), _part(meta, starts, np.flatnonzero(is_long)))
+
+
+def _static_parts(meta: AttentionMetadata) -> LatentStep:
+    """Both parts are views: the decodes come first."""
+    count, starts = meta.num_decodes, meta.query_start_loc
+    prompts = replace(
+        meta,
+        query_start_loc=starts[count:] - count,
+        seq_lens=meta.seq_lens[count:],
+        block_table=meta.block_table[count:],
+        num_decodes=0,
+        plan=None,
+    )
+    if not count:
+        return LatentStep(None, StepPart(prompts, slice(None)))
+    decodes = replace(
+        meta,
+        query_start_loc=starts[: count + 1],
+        seq_lens=meta.seq_lens[:count],
+        block_table=meta.block_table[:count],
+        max_query_len=1,
+        holds_prompts=False,
+        plan=None,
+    )
+    return LatentStep(StepPart(decodes, slice(count)), StepPart(prompts, slice(count, len(meta.slot_mapping))))
 
 
 def _part(meta: AttentionMetadata, starts: NDArray[np.int64], requests: NDArray[np.int64]) -> StepPart:

@@ -80,6 +80,11 @@ class ForwardPass:
         return not self._wanted and all(layer.captures_prompts for layer in self._planned)
 
     @property
+    def captures_context(self) -> bool:
+        """True if those prompts may stand behind cached tokens."""
+        return all(layer.captures_context for layer in self._planned)
+
+    @property
     def received_width(self) -> int:
         """Numbers that the stage before sends of each token."""
         return self.link.hidden_size * (1 + len(self._from_before))

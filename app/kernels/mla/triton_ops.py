@@ -153,10 +153,13 @@ def _lay_out(query: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata, 
     """One context behind the other; in fp32 each from a chunk's beginning on, so that it is cut alike whatever its
     neighbours are (I6). The memory is that of any contexts, so that a start's largest step, which has none, counts it.
     """
-    step = chunk if query.dtype == torch.float32 else 1
+    step = chunk if query.dtype == torch.float32 and not meta.holds_prompts else 1
     num_requests = meta.seq_lens.shape[0]
-    lens = np.full(num_requests, meta.max_seq_len) if meta.host_lens is None else meta.host_lens
-    total = int((-(-lens // step) * step).sum())
+    if meta.holds_prompts:  # and no context but these tokens
+        total = len(query)
+    else:
+        lens = np.full(num_requests, meta.max_seq_len) if meta.host_lens is None else meta.host_lens
+        total = int((-(-lens // step) * step).sum())
     offsets = torch.zeros(num_requests + 1, dtype=torch.int32, device=query.device)
     torch.cumsum((meta.seq_lens + (step - 1)) // step * step, 0, dtype=torch.int32, out=offsets[1:])
     shape = query.shape[:2]

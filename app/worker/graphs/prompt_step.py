@@ -67,10 +67,10 @@ class PromptStep:
     """Static tensors for the largest of such steps, and the steps over them."""
 
     def __init__(self, forward: ForwardPass, state: RowState, most_tokens: int) -> None:
-        self._forward, self._state = forward, state
+        self._forward, self._state, self._takes_context = forward, state, forward.captures_context
         max_num_seqs, width = state.token_ids.shape
         self.sizes = prompt_sizes(min(most_tokens, width))  # all of a step may be padding, which is a row as others
-        self.kinds = [kind for kind in KINDS if kind.decodes + min(kind.prompts, 2) <= max_num_seqs]
+        self.kinds = [kind for kind in KINDS if kind.decodes + kind.prompts <= max_num_seqs]
         places = max((key.places for key in self.keys), default=0)
         rows = max(kind.rows for kind in KINDS)
         self._tensors = StepTensors.zeros(places, rows, state.device, state.num_groups)
@@ -81,8 +81,10 @@ class PromptStep:
 
     @property
     def keys(self) -> list[PromptKey]:
-        """All steps that there are; first those that are most needed, of each kind the largest first."""
-        return [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self.sizes)]
+        """All steps that there are: the largest, in whose memory the others fit, then those that are most needed, of
+        each kind the largest first."""
+        found = [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self.sizes)]
+        return sorted(found, key=lambda key: key != max(found, key=lambda one: one.places))
 
     def limit(self, most_tokens: int) -> None:
         """Steps of more tokens are none of these."""
@@ -92,7 +94,7 @@ class PromptStep:
         """Those of the steps that such a one can run as, the best first."""
         decodes, prompts = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
         index = bisect_left(self.sizes, len(meta.slot_mapping) - decodes)
-        if not prompts or index == len(self.sizes):
+        if not prompts or index == len(self.sizes) or not (self._takes_context or _begin(meta)):
             return ()
         fitting = (kind for kind in self.kinds if kind.prompts >= prompts and kind.decodes >= decodes)
         return [kind._replace(tokens=self.sizes[index]) for kind in fitting if decodes or not kind.decodes]
@@ -116,7 +118,8 @@ class PromptStep:
         own.rows[end_row:].zero_()
         _put(own.seq_lens, meta.seq_lens, decodes, shift)
         own.seq_lens[decodes : key.decodes].fill_(1)
-        own.seq_lens[end_row:].fill_(key.places - end)
+        own.seq_lens[end_row : end_row + 1].fill_(key.places - end)
+        own.seq_lens[end_row + 1 :].zero_()
         torch.add(meta.query_start_loc[decodes:], shift, out=starts[key.decodes : end_row + 1])
         starts[end_row + 1 :].fill_(key.places)
 
@@ -127,7 +130,8 @@ class PromptStep:
             slots.fill_(-1)
         own.rows.zero_()
         own.seq_lens[: key.decodes].fill_(1)
-        own.seq_lens[key.decodes :].fill_(key.tokens)
+        own.seq_lens[key.decodes].fill_(key.tokens)
+        own.seq_lens[key.decodes + 1 :].zero_()
         starts[key.decodes].fill_(key.decodes)
         starts[key.decodes + 1 :].fill_(key.places)
 
@@ -162,6 +166,13 @@ class PromptStep:
             return HiddenStates(self._hidden[:count], {})
         prompts = self._hidden[key.decodes : key.decodes + count - decodes]
         return HiddenStates(torch.cat((self._hidden[:decodes], prompts)), {})
+
+
+def _begin(meta: AttentionMetadata) -> bool:
+    """True if nothing is cached of the step's prompts."""
+    assert meta.host_lens is not None, "a step with prompts is made on the host"
+    tokens = len(meta.slot_mapping) - meta.num_decodes
+    return bool(meta.host_lens[meta.num_decodes :].sum() == tokens)
 
 
 def _put(own: torch.Tensor, given: torch.Tensor, decodes: int, shift: int) -> None:

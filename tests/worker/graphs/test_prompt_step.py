@@ -50,20 +50,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "states": STATE_VARIANTS["qwen3_5"],
     "states and experts": STATE_VARIANTS["nemotron_h-experts"],
 }
+LATENTS = {"latents": STATE_VARIANTS["kimi_linear"]}  # as they are on a GPU in 16 bits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *LATENTS])
 def test_tokens_equal_ordinary_steps(family: str) -> None:
     """Alone, several at once, and in chunks beside rows that decode."""
-    name, changes = FAMILIES[family]
+    name, changes = {**FAMILIES, **LATENTS}[family]
     driver = Driver(str(tiny_model(name, **changes)), num_blocks=64)
     expected = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
     ran = replay_prompts(driver)
     for driver.chunk in (10_000, 48):
         found = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
         assert found == expected
-    assert {key.kind for key in ran} == {*KINDS[:3]}
     assert {64, 128} <= {key.tokens for key in ran}
+    takes_context = driver.worker._runner._forward.captures_context  # type: ignore[union-attr]
+    assert {key.kind for key in ran} == {*KINDS[: 3 if takes_context else 2]}
+    assert takes_context == (family != "latents")
 
 
 def test_what_features_ask_for_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +125,7 @@ def test_a_step_runs_at_the_next_larger_size() -> None:
     assert step.sizes[-1] == 512, "all of a step may be padding, which is a row of max_model_len tokens at most"
     assert {key.decodes for key in step.keys} == {0, 16}, "of 32 rows 64 never decode"
     step.limit(128)
-    assert step.keys[:2] == [PromptKey(128, 1), PromptKey(64, 1)]
+    assert step.keys[:3] == [PromptKey(128, 4, 16), PromptKey(128, 1), PromptKey(64, 1)]
     ran = replay_prompts(driver, 128)
     driver.run(runs([65], 1))
     driver.run(runs([30, 20, 14], 1))
