@@ -19,7 +19,7 @@ class Timing:
         self._seconds: dict[str, float] = {}
 
     def mark(self, name: str) -> None:
-        """What went on since the last mark was this part."""
+        """Adds what went on since the last mark to this part."""
         last, self._last = self._last, time.perf_counter()
         self._add(name, self._last - last)
 
