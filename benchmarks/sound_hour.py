@@ -167,11 +167,12 @@ def main() -> None:
             files = {kind: [one.result() for one in ones] for kind, ones in made.items()}
             for seed in range(2):  # the processes start, graphs are captured
                 transcribe(server.base_url, args.shape, sound(300, "ogg", 100 + seed), "ogg", None)
+            seen = of_engine(server.base_url)
             for index, kind in itertools.product(range(args.rounds), args.kinds):
-                data, before = files[kind][index], of_engine(server.base_url)
+                data = files[kind][index]
                 figures[f"{kind}_{index}"] = row = transcribe(server.base_url, args.shape, data, kind, None)
-                after = of_engine(server.base_url)
-                row["engine"] = {name: round(value - before.get(name, 0.0), 3) for name, value in after.items()}
+                before, seen = seen, of_engine(server.base_url)
+                row["engine"] = {name: round(value - before.get(name, 0.0), 3) for name, value in seen.items()}
                 print(
                     f"{args.minutes:g} minutes of {kind} ({len(data) / 1e6:.1f} MB) over HTTP: {row['s']:.2f} s, "
                     f"usage {row['usage']}\n   its parts {row['parts_s']}\n   its engine {row['engine']}",
