@@ -132,7 +132,7 @@ async def _listening(
     work = unwatched_work_of(request)
     incoming = Incoming(work, ask.speech, data, FILE)
     await incoming.hold()
-    return Listening(client, work, request.receive, ask, incoming, language, FILE, timing, is_live)
+    return Listening(client, work, request.receive, ask, incoming, language, timing, is_live)
 
 
 async def _whole(listening: Listening, work: RequestWork, form: SoundForm, *, with_logprobs: bool = False) -> Response:

@@ -20,7 +20,8 @@ class Incoming:
     def __init__(self, work: RequestWork, speech: Speech, data: bytes, field: str) -> None:
         self.pieces: list[Piece] = []
         self.is_whole = False  # no more pieces come
-        self._work, self._speech, self._data, self._field = work, speech, data, field
+        self.field = field  # where the sound came in
+        self._work, self._speech, self._data = work, speech, data
         self._held = self._num_bytes = 0
         self._refusal: OverloadedError | None = None
         self._has_left = False
@@ -44,7 +45,7 @@ class Incoming:
     async def run(self) -> None:
         """Decode all of it. Raises what is wrong with the file, or that it finds no room."""
         try:
-            with in_field(self._field):
+            with in_field(self.field):
                 await self._work.run_long_process(self._decode, asyncio.get_running_loop())
         finally:
             self._has_left = True

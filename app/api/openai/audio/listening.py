@@ -48,7 +48,7 @@ class Heard:
 
 
 class Listening:
-    """Use as `async with`; `field` is where the sound came in. Where `is_live`, each token is an event as it comes, and
+    """Use as `async with`. Where `is_live`, each token is an event as it comes, and
     nothing is asked again: what was said cannot be taken back."""
 
     def __init__(
@@ -59,7 +59,6 @@ class Listening:
         ask: Ask,
         incoming: Incoming,
         language: str | None,
-        field: str,
         timing: Timing,
         is_live: bool,
     ) -> None:
@@ -71,7 +70,6 @@ class Listening:
         self._work = work
         self._receive = receive
         self._incoming = incoming
-        self._field = field
         self._is_live = is_live
         each = ask.speech.num_bytes + (ask.speech.alignment_bytes if ask.has_words else 0)
         self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, each)
@@ -158,7 +156,7 @@ class Listening:
         return None
 
     async def _requests(self, index: int, piece: Piece) -> PieceRequests:
-        with in_field(self._field), self.timing.within("features"):
+        with in_field(self._incoming.field), self.timing.within("features"):
             heard = await self._work.run_process(self.ask.speech.heard, piece, self._work.tenant)
         return PieceRequests(self._client, self.ask, index, heard)
 
