@@ -23,9 +23,10 @@ from app.worker.graphs.prompt_step import PromptKey, PromptStep
 from app.worker.graphs.recording import Recorder, no_collection
 from app.worker.rows.input_batch import InputBatch
 
-PROBES = (256, 512, 1024, 2048)  # tokens of steps that are timed
-# The share of a step's time that is left when the host has launched all of it: less, and the device has waited.
-LEAST_BEHIND = 0.2
+PROBES = (256, 512, 768, 1024, 1536, 2048)  # tokens of steps that are timed
+# The share of a step's time that is left when the host has launched all of it: less, and the device waits, if not at a
+# start, then where the host has traffic to serve beside.
+LEAST_BEHIND = 1 / 3
 
 
 class PromptReplays:

@@ -52,7 +52,7 @@ class PromptKey(NamedTuple):
 
 
 # A prompt alone is the most needed; many rows would be programs of attention without anything to do.
-KINDS = (PromptKey(0, 1), PromptKey(0, 4), PromptKey(0, 4, 16), PromptKey(0, 4, 64))
+KINDS = (PromptKey(0, 1), PromptKey(0, 4), PromptKey(0, 4, 16), PromptKey(0, 4, 64), PromptKey(0, 4, 128))
 
 
 def prompt_sizes(most: int) -> list[int]:
