@@ -53,7 +53,9 @@ VIDEO_PROCESSORS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), "qwen2_vl"),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen3_vl"),
     "llava_onevision": "llava_onevision",
+    **dict.fromkeys(("glm4v", "glm4v_moe"), "glm4v"),
 }
+_PICTURES_IN_VIDEOS = ("glm4v",)  # families whose videos consist of the tokens of pictures
 # Families of processors of sounds (app/media/audio) by model type.
 SOUND_PROCESSORS = {
     "qwen2_audio": "qwen2_audio",
@@ -101,6 +103,7 @@ class MediaInfo:
     audio_token_id: int | None = None  # None: it takes no sounds
     is_alone: bool = False  # a prompt is a picture or a text
     video_processor: str = ""  # the family that prepares videos; none where there is no token for them
+    video_piece_id: int | None = None  # stands for a piece of a video; None: the token that templates write does
     sound_processor: str = ""  # likewise for sounds
     one_kind: bool = False  # a prompt holds pictures or sounds, not both
 
@@ -113,9 +116,14 @@ class MediaInfo:
         return {kind: family for kind, family in named.items() if family}
 
     def placeholder(self, kind: MediaKind) -> int | None:
-        """The token that stands for such an item's embeddings."""
+        """The token that templates write where such an item goes."""
         ids = {"image": self.image_token_id, "video": self.video_token_id, "audio": self.audio_token_id}
         return ids[kind]
+
+    def piece(self, kind: MediaKind) -> int | None:
+        """The token that stands for a piece of such an item, and so for its embeddings."""
+        has_own = kind == "video" and self.video_piece_id is not None
+        return self.video_piece_id if has_own else self.placeholder(kind)
 
     @classmethod
     def of(cls, info: ModelInfo) -> MediaInfo | None:
@@ -163,6 +171,13 @@ def _seen(info: ModelInfo, kind: str) -> MediaInfo | None:
     usual = 2 if processor in _BY_GRID else 1
     merge = vision.get("spatial_merge_size") or hf.get("spatial_merge_size") or usual
     family = "" if video is None else VIDEO_PROCESSORS[kind]
-    video = None if video is None else int(video)
-    is_alone = processor == "clip_tower"
-    return MediaInfo(processor, int(image), video, int(merge), whole, is_alone=is_alone, video_processor=family)
+    return MediaInfo(
+        processor,
+        int(image),
+        None if video is None else int(video),
+        int(merge),
+        whole,
+        is_alone=processor == "clip_tower",
+        video_processor=family,
+        video_piece_id=int(image) if family in _PICTURES_IN_VIDEOS else None,
+    )

@@ -48,7 +48,7 @@ def shown(encoded: Any) -> Any:
     return item.kind, item.grid, item.digest
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v"])
 def test_every_form_shows_the_same(encoders: Any, name: str) -> None:
     encoder = encoders(name)
     url = f"data:video/mp4;base64,{base64.b64encode(FILE).decode()}"
@@ -67,11 +67,12 @@ def test_every_form_shows_the_same(encoders: Any, name: str) -> None:
 
 
 def test_pictures_and_videos_find_their_places(encoders: Any) -> None:
-    encoder = encoders("qwen2_vl")
     text = f"{START}{VIDEO}{END} and {START}<|image_pad|>{END}"
     media = {"image": np.zeros((16, 16, 3), np.uint8), "video": FILE}
-    (ask,) = encoder.encoded({"prompt": text, "multi_modal_data": media}).asks
-    assert [item.kind for item in ask.items] == ["video", "image"]
+    for name in "qwen2_vl", "glm4v":  # whose videos consist of tokens of pictures
+        encoder = encoders(name)
+        (ask,) = encoder.encoded({"prompt": text, "multi_modal_data": media}).asks
+        assert [item.kind for item in ask.items] == ["video", "image"]
     with pytest.raises(InvalidRequestError, match="1 videos, but the prompt has 0 places for them"):
         encoder.encoded({"prompt": "none", "multi_modal_data": {"video": FILE}})
 
@@ -91,7 +92,7 @@ def test_other_models_refuse_it_by_name(encoders: Any) -> None:
         encoders("llava").encoded({"prompt": PROMPT, "multi_modal_data": {"video": FILE}})
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same video asked of again is encoded once."""
     path = chatting_media_model(name, tmp_path / "m")

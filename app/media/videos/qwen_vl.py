@@ -127,8 +127,23 @@ class Qwen2VLVideos(VideoProcessor):
         return cut.reshape(times * rows * columns, 3, pair, patch, patch)
 
 
-class Qwen3VLVideos(Qwen2VLVideos):
-    """Prepares as transformers' Qwen3VLVideoProcessor does; bounds of pixels are of all frames together.
+class BoundedVideos(Qwen2VLVideos):
+    """Bounds of pixels are of all frames together."""
+
+    def _resized(self, size: Size, num_frames: int) -> Size:
+        if min(size) < self._group:
+            scale = max(self._group / size[1], self._group / size[0])
+            size = int(size[0] * scale), int(size[1] * scale)
+        most = self._most
+        if self._cap:
+            share = min(self._cap * self._group**2, most // num_frames)
+            most = num_frames * max(share, int(self._least * 1.05))
+        count = max(num_frames, self._pair)
+        return self._fitted(size, count, round(count / self._pair) * self._pair, most)
+
+
+class Qwen3VLVideos(BoundedVideos):
+    """Prepares as transformers' Qwen3VLVideoProcessor does.
 
     Around the tokens of each pair of frames stand the marks that a template writes around all of a video, and before
     them the second of the pair's middle.
@@ -157,17 +172,6 @@ class Qwen3VLVideos(Qwen2VLVideos):
             wanted = int(total / clip.fps * self.settings["fps"])
             count = min(max(wanted, self.settings["min_frames"]), self.settings["max_frames"], total)
         return [int(place) for place in np.linspace(0, total - 1, count).round()]
-
-    def _resized(self, size: Size, num_frames: int) -> Size:
-        if min(size) < self._group:
-            scale = max(self._group / size[1], self._group / size[0])
-            size = int(size[0] * scale), int(size[1] * scale)
-        most = self._most
-        if self._cap:
-            share = min(self._cap * self._group**2, most // num_frames)
-            most = num_frames * max(share, int(self._least * 1.05))
-        count = max(num_frames, self._pair)
-        return self._fitted(size, count, round(count / self._pair) * self._pair, most)
 
     def _runs(self, clip: Clip, grid: tuple[int, int, int]) -> tuple[tuple[str, int], ...]:
         each = grid[1] * grid[2] // self._merge**2

@@ -75,7 +75,7 @@ def _times(frames: Int64Array, item: MediaItem, rule: PositionRule) -> Int64Arra
 
 
 def _places(token_ids: NDArray[np.int32], item: MediaItem, media: MediaInfo) -> Int64Array:
-    own = token_ids[item.offset : item.end] == media.placeholder(item.kind)
+    own = token_ids[item.offset : item.end] == media.piece(item.kind)
     return np.flatnonzero(own) + item.offset
 
 

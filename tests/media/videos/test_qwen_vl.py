@@ -4,8 +4,7 @@ torchvision, of which only the resizing is called: that is torch's own interpola
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from app.media.videos.clip import Clip
 from app.media.videos.qwen_vl import Qwen2VLVideos, Qwen3VLVideos
 from app.media.videos.video_processor import VideoProcessor
 from tests.media.videos.clips import frames
+from tests.media.videos.torchvision_stand_in import video_processor
 
 CLASSES: dict[str, type[VideoProcessor]] = {"qwen2_vl": Qwen2VLVideos, "qwen3_vl": Qwen3VLVideos}
 TOKENS = {"placeholder": "P", "begin": "B", "end": "E"}
@@ -31,14 +31,7 @@ def made(name: str, own: dict[str, Any], **given: Any) -> VideoProcessor:
 
 def judge(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """transformers' class."""
-    importlib.import_module("transformers.video_processing_utils")  # which looks for the real torchvision
-    for part in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
-        monkeypatch.setitem(sys.modules, part, ModuleType(part))
-    functional = "torchvision.transforms.v2.functional"
-    monkeypatch.setitem(sys.modules, functional, ModuleType(functional))
-    sys.modules["torchvision.transforms.v2"].functional = sys.modules[functional]  # type: ignore[attr-defined]
-    module = importlib.import_module(f"transformers.models.{name}.video_processing_{name}")
-    return module.__dict__[f"Qwen{name[4]}VLVideoProcessor"]
+    return video_processor(name, f"Qwen{name[4]}VLVideoProcessor", monkeypatch)
 
 
 @pytest.mark.parametrize("given", [{}, {"num_frames": 7}, {"fps": 1.0, "max_frames": 20}])
