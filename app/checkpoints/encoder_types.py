@@ -44,6 +44,9 @@ WRITERS: Mapping[str, str] = {
     "T5ForConditionalGeneration": "T5EncoderModel",
 }
 
+# Types of decoders whose layers can do without a cache, where prompts are computed whole.
+ONE_PASS_DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
 VOYAGE = "VoyageQwen3BidirectionalEmbedModel"
 
 # Architectures whose tokens see the whole text, though their `model_type` is that of a decoder that looks back.

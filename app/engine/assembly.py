@@ -19,7 +19,7 @@ from app.records.encoder_info import EncoderInfo
 from app.records.kv_events import KVEventSink
 from app.records.media_info import MediaInfo
 from app.records.parallel_plan import check_parallel_sizes
-from app.records.pooling_info import PoolingInfo, pooling_info, step_budget
+from app.records.pooling_info import PoolingInfo, pooling_info, step_budget, whole_prompts
 from app.records.request_bounds import RequestBounds
 from app.records.stats import StatsRecorder
 from app.records.worker_info import WorkerInfo
@@ -113,7 +113,7 @@ def _step_rules(
         max_num_seqs=workers.num_rows(config.max_num_seqs),
         max_num_batched_tokens=budget,
         by_priority=config.scheduling_policy == "priority",
-        whole_prompts=not info.is_causal,
+        whole_prompts=whole_prompts(config, info, _max_model_len(config, info)),
         draft_counts=asked.counts(most_drafts) if asked is not None and most_drafts else all_drafts,
         drafts_by_cost=asked is not None and asked.num_speculative_tokens is None,
         drafts_by_row=workers.device == "cpu",

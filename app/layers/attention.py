@@ -116,13 +116,17 @@ class Attention(KVAttentionLayer):
         if self.value_eps is not None:
             values = heads[:, self.num_heads + self.num_kv_heads :]
             values.copy_(F.rms_norm(values, (self.head_dim,), None, self.value_eps))
-        cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
+        cache, slots = self.kept(heads, ctx)
         query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
         return query, gate
+
+    def kept(self, heads: torch.Tensor, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the cache that keys and values go into, and a slot for each of the tokens of `heads`."""
+        return ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
 
     def project(self, x: Activations) -> torch.Tensor:
         """x [T, C] -> queries, keys and values of this rank's heads, side by side."""

@@ -93,7 +93,11 @@ class KVAttentionLayer(AttentionLayer):
             block_size=block_size,
         )
 
-    def cache_spec(self) -> LayerCacheSpec:
+    def cache_spec(self) -> LayerCacheSpec | None:
+        """Keys and values."""
+        return self.kv_spec()
+
+    def kv_spec(self) -> LayerCacheSpec:
         """Keys and values of this rank's KV heads."""
         width = self.head_dim + (SCALE_WIDTH if self.kv_dtype == KV_INT8 else 0)
         return LayerCacheSpec((2, self.num_kv_heads), width, self.kv_dtype, self.sliding_window)

@@ -65,7 +65,7 @@ class CrossAttention(KVAttentionLayer):
 
     def cache_spec(self) -> LayerCacheSpec:
         """Keys and values of an encoder's output."""
-        return replace(super().cache_spec(), encoder_positions=self.num_positions)
+        return replace(self.kv_spec(), encoder_positions=self.num_positions)
 
     def write(self, encoded: torch.Tensor, slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
         """Put keys and values of an encoder's output [n, C] where `slot_mapping` int64 [n] says, in the layer's own

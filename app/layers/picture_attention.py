@@ -37,7 +37,7 @@ class PictureAttention(Attention):
     def attend_largest(self, num_tokens: int, context: int, dtype: torch.dtype) -> None:
         """Attend as a picture of so many tokens at the end of the longest prompt does; nothing comes of it."""
         device = self.qkv_proj.device
-        block = torch.zeros(self.cache_spec().block_shape(_BLOCK_SIZE), dtype=self.kv_dtype, device=device)
+        block = torch.zeros(self.kv_spec().block_shape(_BLOCK_SIZE), dtype=self.kv_dtype, device=device)
         blocks = torch.zeros(-(-context // _BLOCK_SIZE), dtype=torch.int32, device=device)  # that one, again and again
         span = PictureSpan(0, 0, context - num_tokens, context - num_tokens, context)
         query = torch.zeros(num_tokens, self.num_heads, self.head_dim, dtype=dtype, device=device)

@@ -19,6 +19,7 @@ from app.layers.layer_norm import LayerNorm
 from app.layers.mlp import GatedMLP
 from app.layers.norm import Norm, RMSNorm
 from app.layers.offset_norm import OffsetRMSNorm
+from app.layers.one_pass_attention import OnePassAttention
 from app.layers.picture_attention import PictureAttention
 from app.layers.plain_mlp import PlainMLP
 from app.layers.replicated import ReplicatedTable
@@ -78,6 +79,11 @@ def picture_attention(ctx: BuildContext, settings: DecoderSettings, place: Layer
 def both_ways_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
     """The same without a cache: a token sees the whole text, or a window on both sides."""
     return EncoderAttention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
+
+
+def one_pass_attention(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> AttentionLayer:
+    """Rotary self-attention without a cache: a prompt's tokens come in one step, and look back."""
+    return OnePassAttention(ctx, attention_settings(settings, place), place.cache_index, place.rotary)
 
 
 def gated_mlp(ctx: BuildContext, settings: DecoderSettings, place: LayerPlace) -> nn.Module:

@@ -20,7 +20,7 @@ from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.replicated import ReplicatedLinear
 from app.models import MODELS
-from app.models.blocks import both_ways_attention, grouped_query_attention
+from app.models.blocks import both_ways_attention, grouped_query_attention, one_pass_attention
 from app.models.decoder import CausalLM, Decoder
 from app.models.decoder_settings import readable
 from app.models.pooling_model import PoolingModel
@@ -73,6 +73,8 @@ class DecoderForPooling(PoolingModel):
             if blocks.attention is not grouped_query_attention:
                 raise UnsupportedError(f"{info.architecture} with attention in both directions", param="model")
             blocks = replace(blocks, attention=both_ways_attention)
+        elif ctx.whole_prompts:
+            blocks = replace(blocks, attention=one_pass_attention)
         self.model = Decoder(ctx, settings, ropes, blocks)
         self.score: nn.Module | None = None
         pooling = PoolingInfo.of(info)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.encoder_types import VOYAGE
+from app.checkpoints.encoder_types import ONE_PASS_DECODERS, VOYAGE
 from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
@@ -204,14 +204,27 @@ def pooling_info(config: EngineConfig, info: ModelInfo) -> PoolingInfo | None:
     return PoolingInfo.of(info, config.matryoshka)
 
 
+def whole_prompts(config: EngineConfig, info: ModelInfo, max_model_len: int) -> bool:
+    """True if each prompt is computed in one step and nothing is cached: an encoder's, and a plain decoder's where it
+    pools, prefixes are not kept, and the longest prompt fits in a step."""
+    if not info.is_causal:
+        return True
+    if str(info.hf_config.get("model_type")) not in ONE_PASS_DECODERS or info.runner(config.runner) != "pooling":
+        return False
+    is_given = "max_num_batched_tokens" in config.model_fields_set
+    most = config.max_num_batched_tokens if is_given else max(config.max_num_batched_tokens, ENCODER_STEP_TOKENS)
+    is_cached = config.enable_prefix_caching or config.kv_cache_dtype != "auto" or config.is_exact
+    return not is_cached and max_model_len <= most
+
+
 def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int, *, on_gpu: bool = False) -> int:
-    """Most tokens in one step: an encoder's longest prompt must fit, so for it the default grows with the context, and
-    on a GPU to what keeps that busy.
+    """Most tokens in one step: where prompts are computed whole, the longest must fit, so the default grows with the
+    context, and on a GPU to what keeps that busy.
 
     ConfigError when the number was given and is too small.
     """
     given = config.max_num_batched_tokens
-    if info.is_causal:
+    if not whole_prompts(config, info, max_model_len):
         return given
     if "max_num_batched_tokens" not in config.model_fields_set:
         return max(given, max_model_len, ENCODER_STEP_TOKENS if on_gpu else 0)

@@ -19,6 +19,7 @@ from app.platforms import platform_of
 from app.quantization import select_quantization
 from app.quantization.base import QuantMethod
 from app.records.parallel_plan import stage_layers
+from app.records.pooling_info import whole_prompts
 from app.records.worker_info import RendezvousInfo
 from app.worker.attention.backend import select_attention
 from app.worker.attention.kv_cache import select_kv_dtype
@@ -86,6 +87,7 @@ def build_context(
         redundant_experts=config.num_redundant_experts if config.enable_eplb else None,
         adapts_shared=config.enable_lora and (config.lora_experts or config.lora_shared_experts),
         is_exact=config.is_exact,
+        whole_prompts=whole_prompts(config, info, config.max_model_len or info.max_position_embeddings),
         has_leaves=config.deterministic == "batch_and_layout",
     )
 

@@ -1,4 +1,5 @@
-"""Attention of encoders: every token of a text sees all of it, or a window on both sides. There is no cache.
+"""Attention of encoders: every token of a text sees all of it, or a window on both sides; or those before it alone, of
+decoders that keep nothing. There is no cache.
 
 `plan_encoder` once a step, `attend` of the plan in every layer.
 """
@@ -33,12 +34,14 @@ class EncoderPlan(ABC):
         window: int | None = None,
         bias: ScoreBias | None = None,
         seen: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> torch.Tensor:
         """Attention within each text: query [T, H, D], key and value [T, Hkv, D] -> [T, H, D].
 
-        With a `window`, a token sees only those fewer than `window` places away, on both sides; `bias` gives what is
-        added to the scores of a group of texts; `seen` [T], bool: tokens without it are no keys (one of each text has
-        it).
+        With a `window`, a token sees only those fewer than `window` places away, on both sides; where it `is_causal`,
+        none behind itself; `bias` gives what is added to the scores of a group of texts; `seen` [T], bool: tokens
+        without it are no keys (one of each text has it).
         """
 
 
@@ -67,15 +70,20 @@ def naive_encoder_attention(
     starts: list[int],
     scale: float,
     window: int | None = None,
+    *,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """The same as `attend` of a plan, text by text in fp32: tests compare with it."""
     out = torch.empty_like(query)
     for start, end in pairwise(starts):
         q, k, v = (x[start:end].float().transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) * scale
+        places = torch.arange(end - start, device=q.device)
+        apart = places[:, None] - places
         if window is not None:
-            places = torch.arange(end - start, device=q.device)
-            scores = scores.masked_fill((places[:, None] - places).abs() >= window, float("-inf"))
+            scores = scores.masked_fill(apart.abs() >= window, float("-inf"))
+        if is_causal:
+            scores = scores.masked_fill(apart < 0, float("-inf"))
         probs = scores.softmax(-1)
         out[start:end] = (probs @ v).transpose(0, 1).to(query.dtype)
     return out

@@ -57,6 +57,8 @@ class GroupPlan(EncoderPlan):
         window: int | None = None,
         bias: ScoreBias | None = None,
         seen: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> torch.Tensor:
         """See EncoderPlan."""
         out = torch.empty_like(query)
@@ -65,7 +67,9 @@ class GroupPlan(EncoderPlan):
             key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
         for group in self.groups:
             q, k, v = (_padded(x, group) for x in (query, key, value))
-            attended = _attended(q, k, v, _mask(group, seen), scale, window, bias)
+            # What pads stands behind a text, where nobody looks who looks back.
+            mask = None if is_causal and seen is None else _mask(group, seen)
+            attended = _attended(q, k, v, mask, scale, window, bias, is_causal)
             rows = attended.transpose(1, 2).reshape(-1, *query.shape[1:])
             if isinstance(group.tokens, slice):
                 if len(rows) == len(query):  # all there is
@@ -111,14 +115,20 @@ def _attended(
     scale: float,
     window: int | None,
     bias: ScoreBias | None,
+    is_causal: bool,
 ) -> torch.Tensor:
     """Padded texts [n, H, L, D] -> [n, H, L, D]."""
     length = q.shape[2]
-    if window is not None and window < length:
-        if bias is None and length > BANDED * window:
+    is_windowed = window is not None and window < length
+    if is_causal and not is_windowed and mask is None and bias is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    if is_windowed or is_causal:
+        if window is not None and bias is None and not is_causal and length > BANDED * window:
             return _banded(q, k, v, mask, scale, window)
         offsets = torch.arange(length, device=q.device)
-        near = (offsets[:, None] - offsets).abs() < window
+        apart = offsets[:, None] - offsets
+        near = apart >= 0 if window is None else apart.abs() < window
+        near = near & (apart >= 0) if is_causal else near
         mask = near if mask is None else mask & near
     if bias is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

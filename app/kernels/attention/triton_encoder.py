@@ -46,6 +46,7 @@ class Sight:
     scale: float
     window: int | None = None  # fewer places away, on both sides
     seen: torch.Tensor | None = None  # bool [T]: tokens without it are no keys
+    is_causal: bool = False  # none behind the token itself
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10) -> EncoderTile:
@@ -64,7 +65,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10
 def _meet(
     b_q, b_acc, b_sum, b_max, p_k, p_v, p_seen, i_n, o_place, length, factor, window, stride_k, stride_v,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr, USE_WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Fold keys and values i_n .. i_n + BN of the text into (b_acc, b_sum, b_max) and return them."""
     o_n = i_n + tl.arange(0, BN)
@@ -86,6 +87,8 @@ def _meet(
         if USE_WINDOW:
             b_apart = o_place[:, None] - o_n[None, :]
             m_s = m_s & (b_apart < window) & (b_apart > -window)
+        if IS_CAUSAL:
+            m_s = m_s & (o_n[None, :] <= o_place[:, None])
         b_s = tl.where(m_s, b_s, float("-inf"))
     b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * factor)
     b_scale = tl.exp2(b_max - b_new_max)
@@ -108,7 +111,7 @@ def encoder_kernel(
     stride_q_token, stride_q_head, stride_k_token, stride_k_head, stride_v_token, stride_v_head,
     stride_out_token, stride_out_head,
     G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    USE_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    USE_WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, H): p_tiles int32 [tiles, 3] has a text's first row, its length, and the tile's first token."""
     p_tile = p_tiles + tl.program_id(0) * 3
@@ -134,21 +137,24 @@ def encoder_kernel(
     low = 0
     high = length
     whole = length // BN * BN  # tiles of keys before it need no mask
+    if IS_CAUSAL:
+        high = tl.minimum(length, first + BM)
+        whole = (first + 1) // BN * BN
     if USE_WINDOW:
         low = tl.maximum(first - window + 1, 0) // BN * BN
-        high = tl.minimum(length, first + BM - 1 + window)
+        high = tl.minimum(high, first + BM - 1 + window)
         whole = low
     if p_seen is not None:
         whole = low
     for i_n in range(low, whole, BN):
         b_acc, b_sum, b_max = _meet(
             b_q, b_acc, b_sum, b_max, p_k, p_v, p_seen, i_n, o_place, length, factor, window,
-            stride_k_token, stride_v_token, D, BN, BD, False, False, PRECISION,
+            stride_k_token, stride_v_token, D, BN, BD, False, False, False, PRECISION,
         )  # fmt: skip
     for i_n in range(whole, high, BN):
         b_acc, b_sum, b_max = _meet(
             b_q, b_acc, b_sum, b_max, p_k, p_v, p_seen, i_n, o_place, length, factor, window,
-            stride_k_token, stride_v_token, D, BN, BD, True, USE_WINDOW, PRECISION,
+            stride_k_token, stride_v_token, D, BN, BD, True, USE_WINDOW, IS_CAUSAL, PRECISION,
         )  # fmt: skip
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]  # who sees nothing gets 0
     p_o = p_out + i_row * stride_out_token + i_head * stride_out_head
@@ -184,13 +190,15 @@ class TilePlan(TiledPlan):
         window: int | None = None,
         bias: ScoreBias | None = None,
         seen: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> torch.Tensor:
         """See EncoderPlan; what is added to scores, PyTorch adds."""
         if bias is not None or (self._is_even and window is None and seen is None and _leaves_gaps(query, key)):
             self._groups = self._groups or GroupPlan(self._starts, self._device)
-            return self._groups.attend(query, key, value, scale, window, bias, seen)
+            return self._groups.attend(query, key, value, scale, window, bias, seen, is_causal=is_causal)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
+        launch(query, key, value, out, self.tiles, Sight(scale, window, seen, is_causal))
         return out
 
 
@@ -209,11 +217,13 @@ class StaticPlan(TiledPlan):
         window: int | None = None,
         bias: ScoreBias | None = None,
         seen: torch.Tensor | None = None,
+        *,
+        is_causal: bool = False,
     ) -> torch.Tensor:
         """See EncoderPlan; tokens of no text get zeros."""
         assert bias is None, "what is added to scores is made text by text"
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        launch(query, key, value, out, self.tiles, Sight(scale, window, seen))
+        launch(query, key, value, out, self.tiles, Sight(scale, window, seen, is_causal))
         return out
 
 
@@ -241,6 +251,7 @@ def launch(
         query, key, value, sight.seen, out, tiles, sight.scale, sight.window or 0,
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *out.stride()[:2],
         G=num_heads // key.shape[1], D=head_dim, BM=tile.rows, BN=tile.keys, BD=max(16, next_power_of_2(head_dim)),
-        USE_WINDOW=sight.window is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        USE_WINDOW=sight.window is not None, IS_CAUSAL=sight.is_causal,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

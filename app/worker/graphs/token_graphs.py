@@ -22,8 +22,10 @@ from app.config.engine import EngineConfig
 from app.errors import ConfigError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.encoder import EncoderPlan, TiledPlan
+from app.layers.attention_layer import AttentionLayer
 from app.layers.context import ForwardContext, HiddenStates
 from app.layers.encoder_attention import EncoderAttention
+from app.layers.one_pass_attention import OnePassAttention
 from app.models.pooling_model import PoolingModel
 from app.platforms import platform_of
 from app.registry import load_entry
@@ -187,11 +189,15 @@ def refusal(config: EngineConfig, forward: TokenForward, device: torch.device) -
 
 
 def attends_by_tiles(model: PoolingModel) -> bool:
-    """True if all its layers do: they are an encoder's, and nothing is added to their scores. Sparse vectors, as wide
-    as the vocabulary, are left out."""
+    """True if all its layers do: they are an encoder's, or of a decoder that caches nothing, and nothing is added to
+    their scores. Sparse vectors, as wide as the vocabulary, are left out."""
     layers = model.attention_layers
     return (
         bool(layers)
         and not model.saturates
-        and all(isinstance(one, EncoderAttention) and not one.has_bias for one in layers)
+        and all(isinstance(one, OnePassAttention) or _is_plain_encoder(one) for one in layers)
     )
+
+
+def _is_plain_encoder(layer: AttentionLayer) -> bool:
+    return isinstance(layer, EncoderAttention) and not layer.has_bias

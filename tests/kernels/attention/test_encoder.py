@@ -19,29 +19,32 @@ LENGTHS = ([1], [7, 1, 33, 8, 8, 64, 9, 2], [300, 3, 129], [16] * 12)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 9, 70])
 @pytest.mark.parametrize("make", [GroupPlan, TilePlan])
-def test_each_text_sees_itself_only(lengths: list[int], window: int | None, make: type[EncoderPlan]) -> None:
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_each_text_sees_itself_only(
+    lengths: list[int], window: int | None, make: type[EncoderPlan], is_causal: bool
+) -> None:
     torch.manual_seed(0)
     starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     query, key, value = torch.randn(3, starts[-1], 3, 24, device=DEVICE).unbind()
-    found = make(starts, DEVICE).attend(query, key, value, 24**-0.5, window)
-    torch.testing.assert_close(
-        found, naive_encoder_attention(query, key, value, starts, 24**-0.5, window), atol=1e-5, rtol=1e-5
-    )
+    found = make(starts, DEVICE).attend(query, key, value, 24**-0.5, window, is_causal=is_causal)
+    expected = naive_encoder_attention(query, key, value, starts, 24**-0.5, window, is_causal=is_causal)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 72, 80, 128, 256])
 @pytest.mark.parametrize("window", [None, 65])
-def test_16_bits_on_a_gpu(dtype: torch.dtype, head_dim: int, window: int | None) -> None:
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_16_bits_on_a_gpu(dtype: torch.dtype, head_dim: int, window: int | None, is_causal: bool) -> None:
     torch.manual_seed(0)
     lengths = [1, 700, 128, 33, 512, 511, 4, 90]
     starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     heads = torch.randn(starts[-1], 8, head_dim, device=DEVICE, dtype=dtype)
     query, key, value = heads.split((4, 2, 2), 1)  # as they lie in a product
-    found = plan_encoder(starts, DEVICE).attend(query, key, value, head_dim**-0.5, window)
+    found = plan_encoder(starts, DEVICE).attend(query, key, value, head_dim**-0.5, window, is_causal=is_causal)
     wide = [x.float().repeat_interleave(n, 1) for x, n in ((query, 1), (key, 2), (value, 2))]
-    expected = naive_encoder_attention(*wide, starts, head_dim**-0.5, window)
+    expected = naive_encoder_attention(*wide, starts, head_dim**-0.5, window, is_causal=is_causal)
     torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from app.kernels.attention.encoder import TiledPlan, naive_encoder_attention
 from app.kernels.attention.triton_encoder import ROWS, list_tiles
-from app.layers import encoder_attention
+from app.layers import encoder_attention, one_pass_attention
 from app.worker.graphs.token_graphs import TILE_ROWS, TokenForward, TokenStep, token_sizes
 from tests.tiny_encoders import texts, tiny_encoder
 from tests.worker.pooling.pooling_driver import PoolingDriver
@@ -23,13 +23,25 @@ class NaivePlan(TiledPlan):
     def __init__(self, tiles: torch.Tensor) -> None:
         self.tiles = tiles
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
-        scale, window, bias, seen = rest
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        bias: object = None,
+        seen: object = None,
+        *,
+        is_causal: bool = False,
+    ) -> torch.Tensor:
         assert bias is seen is None
         out = torch.zeros_like(query)
         for first, length, _ in sorted({(row, length, 0) for row, length, _ in self.tiles.tolist() if length}):
             own = [x[first : first + length] for x in (query, key, value)]
-            out[first : first + length] = naive_encoder_attention(own[0], own[1], own[2], [0, length], scale, window)
+            own[1:] = [x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in own[1:]]
+            found = naive_encoder_attention(own[0], own[1], own[2], [0, length], scale, window, is_causal=is_causal)
+            out[first : first + length] = found
         return out
 
 
@@ -37,11 +49,14 @@ def of_starts(starts: list[int], device: torch.device) -> NaivePlan:
     return NaivePlan(torch.from_numpy(list_tiles(starts)))
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "qwen3"])
 def test_padded_steps_give_the_same_vectors(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_attention, "plan_encoder", of_starts)
+    """Of a decoder, too, that keeps nothing."""
+    for module in (encoder_attention, one_pass_attention):
+        monkeypatch.setattr(module, "plan_encoder", of_starts)
     asked, ran = texts(9), []
-    with PoolingDriver(tiny_encoder(family), max_num_batched_tokens=700) as driver:
+    options: dict[str, Any] = {"max_num_batched_tokens": 700, "enable_prefix_caching": False, "max_model_len": 120}
+    with PoolingDriver(tiny_encoder(family), **options) as driver:
         executor: Any = driver.core.executor
         forward = executor._worker._parts.forward
         assert isinstance(forward, TokenForward)
@@ -72,12 +87,14 @@ def test_sizes() -> None:
 
 
 @pytest.mark.gpu
-def test_replays_on_a_gpu_give_what_the_steps_give() -> None:
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_replays_on_a_gpu_give_what_the_steps_give(family: str) -> None:
     asked = texts(40)
     found = []
     for graphs in ("off", "on"):
         options: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "cuda_graphs": graphs}
-        with PoolingDriver(tiny_encoder("bert"), max_num_batched_tokens=4096, **options) as driver:
+        options |= {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "max_model_len": 120}
+        with PoolingDriver(tiny_encoder(family), **options) as driver:
             assert any(note.startswith("CUDA graphs:") for note in driver.worker_info.notes)
             found.append([*driver.pool(asked[:1]), *driver.pool(asked[1:9]), *driver.pool(asked)])
     np.testing.assert_allclose(found[0], found[1], atol=2e-2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from app.layers.attention import Attention
 from tests.engine.core_driver import assert_idle
 from tests.tiny_encoders import add_modules, hf_encoder, tiny_encoder
 from tests.tiny_models import hf_model, tiny_model
@@ -53,6 +55,39 @@ def test_prompts_in_chunks(mode: str, hidden: list[torch.Tensor], tmp_path: Path
             for result, states in zip(found, hidden, strict=True):
                 np.testing.assert_allclose(result, expected(mode, states).numpy(), atol=2e-4)
         assert_idle(driver.core)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompts_in_one_pass(
+    mode: str, hidden: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is cached where prefixes are not kept: a step holds whole prompts, and blocks are numbers."""
+    monkeypatch.delattr(Attention, "kept")  # where keys and values would go into the cache
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_encoder("qwen3"), directory)
+    add_modules(directory, {f"pooling_mode_{mode}": True})
+    options = {"max_num_batched_tokens": 128, "max_model_len": 100, "enable_prefix_caching": False}
+    with PoolingDriver(directory, **options) as driver:
+        for _ in range(2):
+            found = driver.pool(PROMPTS, use_activation=False)
+            for result, states in zip(found, hidden, strict=True):
+                np.testing.assert_allclose(result, expected(mode, states).numpy(), atol=2e-4)
+        assert_idle(driver.core)
+
+
+@pytest.mark.parametrize("options", [{}, {"executor": "local_processes", "tensor_parallel_size": 2}], ids=["1", "2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_other_decoders_in_one_pass(family: str, options: dict[str, Any]) -> None:
+    """Mistral's tokens see a window."""
+    directory = tiny_model(family)
+    model = hf_model(directory)
+    own = {"runner": "pooling", "enable_prefix_caching": False, "max_model_len": 128, **options}
+    with PoolingDriver(directory, tokenizer=str(tiny_encoder("qwen3")), **own) as driver:
+        found = driver.pool(PROMPTS, use_activation=False)
+    with torch.inference_mode():
+        for result, prompt in zip(found, PROMPTS, strict=True):
+            states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
+            np.testing.assert_allclose(result, states.numpy(), atol=2e-3, rtol=1e-3)
 
 
 def test_the_last_token_needs_only_what_is_not_cached(hidden: list[torch.Tensor]) -> None:

@@ -40,6 +40,18 @@ def test_a_decoder_in_chunks(mode: str, tmp_path: Path) -> None:
                 assert float(result @ judge) > 0.999
 
 
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.999)])
+def test_a_decoder_in_one_pass(dtype: str, least: float) -> None:
+    """Steps of whole prompts, of which nothing is cached, beside a CPU's over its cache."""
+    with PoolingDriver(tiny_encoder("qwen3"), max_model_len=128) as driver:
+        expected = driver.pool(texts(20))
+    options = {"device": "cuda", "dtype": dtype, "max_model_len": 128, "enable_prefix_caching": False}
+    with PoolingDriver(tiny_encoder("qwen3"), **options) as driver:
+        for _ in range(2):
+            for result, judge in zip(driver.pool(texts(20)), expected, strict=True):
+                assert float(result @ judge) > least
+
+
 def test_memory_is_measured_and_tokens_come_back() -> None:
     with PoolingDriver(tiny_encoder("qwen3"), device="cuda", max_model_len=128, gpu_memory_utilization=0.1) as driver:
         assert driver.worker_info.num_blocks > 8
