@@ -327,9 +327,10 @@ def test_a_file_that_breaks_off_is_refused_though_pieces_were_heard(
 def test_a_file_is_not_decoded_further_once_its_client_has_left(
     client: Transcriber, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., Any]
 ) -> None:
-    was_left = threading.Event()
+    has_begun, was_left = threading.Event(), threading.Event()
 
     def endless(_: SoundReader, data: bytes, rate: int) -> Iterator[Any]:
+        has_begun.set()
         try:
             while True:
                 yield int16(0.001)
@@ -338,8 +339,9 @@ def test_a_file_is_not_decoded_further_once_its_client_has_left(
             was_left.set()
 
     monkeypatch.setattr(SoundReader, "blocks", endless)
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(URL, data={"language": "en"}, files={"file": HALF}, timeout=limits.scaled_s(0.3))
+    while not has_begun.is_set():  # a slow server is left before it decodes anything
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(URL, data={"language": "en"}, files={"file": HALF}, timeout=limits.scaled_s(0.3))
     wait_for(was_left.is_set, "the end of the decoding")
 
 
