@@ -17,6 +17,7 @@ import torch
 
 from app.config.engine import EngineConfig
 from app.layers.context import HiddenStates
+from app.layers.rotary import ROPE_POSITIONS
 from app.records.step import ModelRunnerOutput
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.prompt_step import PromptKey, PromptStep
@@ -44,8 +45,9 @@ class PromptReplays:
 
     def hidden(self, batch: InputBatch) -> HiddenStates | None:
         """The hidden states of a step from a replay; None: it brings what none has, or there is none for it."""
-        meta = batch.attention
-        if meta.cascade or meta.drafted is not None or batch.view.layer_inputs:
+        meta, brought = batch.attention, batch.view.layer_inputs
+        is_moved = brought.keys() == {ROPE_POSITIONS} and brought[ROPE_POSITIONS].ndim == 1
+        if meta.cascade or meta.drafted is not None or (brought and not is_moved):
             return None
         key = next((key for key in self.step.keys_for(meta) if key in self.replays), None)
         if key is None:

@@ -19,6 +19,7 @@ import torch
 from app.kernels.attention import AttentionMetadata
 from app.kernels.rows import StepTensors
 from app.layers.context import HiddenStates
+from app.layers.rotary import ROPE_POSITIONS
 from app.worker.forward_pass import ForwardPass
 from app.worker.rows.input_batch import InputBatch
 from app.worker.rows.row_state import RowState
@@ -108,7 +109,8 @@ class PromptStep:
         slots = [meta.slot_mapping, *(slots for _, slots in meta.more_tables)]
         assert meta.rows is not None, "the step's maker names its rows"
         _put(own.input_ids, batch.input_ids, decodes, shift)
-        _put(own.positions, batch.positions, decodes, shift)
+        # Who rotates by other positions than a token's own reads them for nothing else.
+        _put(own.positions, batch.view.layer_inputs.get(ROPE_POSITIONS, batch.positions), decodes, shift)
         for ours, given in zip((own.slots, *own.more_slots), slots, strict=True):
             _put(ours, given, decodes, shift)
             ours[decodes : key.decodes].fill_(-1)

@@ -49,9 +49,9 @@ class EncoderLimits:
 
 @dataclass(slots=True)
 class _Row:
-    """A request whose prompt is not computed yet."""
+    """A request of whose prompt tokens are left that are shown something, or do not count on as text does."""
 
-    num_tokens: int  # of the prompt
+    end: int  # behind the last of these
     items: list[ShownItem]  # of which tokens are left
     positions: Int64Array | None  # [num_prompt_tokens, 3]; None: the model has none of its own
 
@@ -131,18 +131,21 @@ class Media(WorkerFeature):
         if ask is not None:
             prompt = request.token_ids[: request.num_prompt_tokens]
             items, positions = shown_items(prompt, ask, self._media), None
+            end = max((shown.item.end for shown in items), default=0)
             if self._delta is not None:
                 positions, delta = rope_positions(items, len(prompt), self._rule)
-            if request.num_computed_tokens < len(prompt):
+                if (positions[end:, 0] != np.arange(end, len(prompt)) + delta).any():
+                    end = len(prompt)  # as behind a video of more frames than rows
+            if request.num_computed_tokens < end:
                 left = [shown for shown in items if shown.item.end > request.num_computed_tokens]
-                self._rows[row] = _Row(len(prompt), left, positions)
+                self._rows[row] = _Row(end, left, positions)
         if self._delta is not None:
             self._delta.set(row, delta)
 
     # ---- the step
 
     def is_ordinary(self, rows: NDArray[np.int64]) -> bool:
-        """True where the last token of a prompt may show something."""
+        """True where a token of a prompt may show something, or have positions of its own."""
         return bool(self._rows) and not self._rows.keys().isdisjoint(rows.tolist())
 
     def inputs(self, view: StepView) -> None:
@@ -160,7 +163,7 @@ class Media(WorkerFeature):
             view.layer_inputs[SPANS] = torch.tensor(spans, device="cpu")
         for chunk in chunks:
             chunk.row.items = [shown for shown in chunk.row.items if shown.item.end > chunk.end]
-            if chunk.end >= chunk.row.num_tokens:
+            if chunk.end >= chunk.row.end:
                 del self._rows[chunk.number]
 
     def _chunks(self, host: HostRows) -> list[_Chunk]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,10 +17,13 @@ from app.engine.executor.in_process import InProcessExecutor
 from app.layers import picture_attention
 from app.layers.rotary import ROPE_POSITIONS
 from app.models.multimodal.qwen_vision import TABLE_BYTES
+from app.records.media import MediaAsk, MediaItem
 from app.records.request import EngineRequest
+from app.records.step import NewRequest
 from app.worker.media.media import HITS, QUERIES, Media, dealt
 from tests.engine.core_driver import KEY, run
-from tests.tiny_media import prompt_of, tiny_media_model
+from tests.tiny_media import judged, prompt_of, tiny_media_model
+from tests.worker.graphs.test_prompt_step import replay_prompts
 from tests.worker.worker_driver import Driver, Run, greedy
 
 
@@ -87,6 +91,34 @@ def test_text_needs_nothing_of_it(driver: Driver, monkeypatch: pytest.MonkeyPatc
     driver.run([Run(tokens, greedy(2), asks=(ask,))])
     assert seen[3:] == [{ROPE_POSITIONS, "shown_rows", "shown_embeddings"}, {ROPE_POSITIONS}]
     assert not feature._rows
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "llava"])
+def test_what_follows_the_last_picture_is_text(name: str) -> None:
+    """Tokens count on there: with positions by row and column they are a number of the row's away from their places.
+    So steps without anything else to show are replayed as those of texts are."""
+    tokens, ask = prompt_of(name, [[5], (6, 8, 1), [*range(3, 19)]])
+    other, more = prompt_of(name, [(4, 4, 2), [*range(40, 64)]])
+    _, first = judged(name, tokens, ask, 3)
+    _, second = judged(name, other, more, 3)
+    driver = Driver(str(tiny_media_model(name)), max_model_len=128, num_blocks=64, chunk=5)
+    ran = replay_prompts(driver, 64)
+    found = driver.run(
+        [Run(tokens, greedy(3), asks=(ask,)), Run(other, greedy(3), asks=(more,)), Run([7] * 30, greedy(1))]
+    )
+    assert [run.tokens for run in found[:2]] == [first, second]
+    assert ran
+    assert not feature_of(driver)._rows
+
+
+def test_a_video_longer_than_wide_is_followed_by_what_does_not_count_on() -> None:
+    feature = feature_of(Driver(str(tiny_media_model("qwen2_vl")), max_model_len=128, num_blocks=64))
+    for frames, is_kept in ((2, False), (7, True)):
+        item = MediaItem("video", bytes(16), 1, 2 * frames, (frames, 2, 4), (1,), b"x")
+        tokens = np.asarray([5, *[301] * (2 * frames), 6, 7, 8], np.int32)
+        spec = EngineRequest("r", [], greedy(1), asks=(MediaAsk((item,)),))
+        feature.enter(0, NewRequest(0, tokens, len(tokens), 2 * frames + 2, [], spec, ()))
+        assert (0 in feature._rows) == is_kept
 
 
 def test_figures_and_sizes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
