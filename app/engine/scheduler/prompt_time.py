@@ -1,11 +1,11 @@
 """Says how long the prompts of a step may take, so that who decodes or comes beside them waits little.
 
-Of `max_step_s` the decodes of the step take their part, and prompts get the rest. Times vary, and who decodes feels the
-long ones: steps are planned so much shorter that IN_TIME of those that are as long as they may be take no longer. Short
-steps cost throughput where weights are read anew for each: so on a GPU, once more prompts wait than BACKLOG_STEPS steps
-of that length compute, steps grow with what waits, and at saturation are as long as the budget of tokens allows. Where
-even the fewest tokens take longer than that (a CPU), up to PAUSE_STEPS steps of decodes alone follow, so that the
-average is near it.
+Of `max_step_s` the decodes of the step take their part, and prompts get the rest. But a step has a fixed part, however
+few its tokens: its launches, and weights that are read anew. A step of short rests of prompts tells it. So prompts have
+at least as many tokens as bring their step to WORTH times that part: where it is long, shorter ones would be hardly
+quicker, and many more. On a GPU, once more prompts wait than BACKLOG_STEPS steps compute, steps grow with what waits,
+and at saturation are as long as the budget of tokens allows. Where even the fewest tokens take longer than `max_step_s`
+(a CPU), up to PAUSE_STEPS steps of decodes alone follow, so that the average is near it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer ar
 MIN_ALONE_TOKENS = 512
 PAUSE_STEPS = 2
 SIGNIFICANT_BITS = 4  # of a number of tokens, so that steps have few sizes
-IN_TIME = 0.98
-TURN = 0.04  # how fast the margin follows
-MOST_MARGIN = 1.5
-FULL = 0.85  # of the time: as long as a step may be, but for the rounding of its tokens
+PLANNED = 0.92  # of the time: steps vary
+WORTH = 1.5
+SHORT = 0.5  # times as many tokens as steps have had lately, or fewer: a step that tells the fixed part
+FULL = 0.85  # times as many, or more: one that tells what a token takes
+LAST = 1.125  # times as many tokens as it has time for, where that is all there is
+WEIGHT = 0.25  # of the last step in an average
+FORGOTTEN = 0.03  # of the most tokens that a step has had, with each step
 
 
 @dataclass(slots=True)
@@ -33,13 +36,19 @@ class PromptTime:
     max_step_s: float = 0.0
     grows: bool = False  # with what waits
     _pause: int = field(default=0, init=False)  # steps of decodes alone that are still to follow
-    _margin: float = field(default=1.0, init=False)  # on what a step is expected to take
+    _most: float = field(default=0.0, init=False)  # tokens that a step has had lately
+    _fixed_s: float = field(default=0.0, init=False)  # what the prompts of a short step take; 0 until told
+    _token_s: float = field(default=0.0, init=False)  # what a token of a full step takes; 0 until told
 
-    def note(self, expected_s: float, step_s: float) -> None:
-        """A step of decodes and prompts took `step_s`; what its tokens have taken on average is `expected_s`."""
-        if FULL < expected_s * self._margin / (self.max_step_s or math.inf) <= 1.0:
-            turn = TURN * (IN_TIME if step_s > self.max_step_s else IN_TIME - 1.0)
-            self._margin = min(MOST_MARGIN, max(1.0, self._margin + turn))
+    def note(self, num_tokens: int, prompts_s: float) -> None:
+        """A step's `num_tokens` tokens of prompts took so long, beside its decodes."""
+        if prompts_s <= 0:
+            return
+        self._most = max(num_tokens, (1 - FORGOTTEN) * self._most)
+        if num_tokens <= SHORT * self._most:
+            self._fixed_s = _average(self._fixed_s, prompts_s)
+        elif num_tokens >= FULL * self._most:
+            self._token_s = _average(self._token_s, prompts_s / num_tokens)
 
     def most_tokens(
         self, token_s: float, decode_s: float, backlog: int, is_alone: bool, room: int = 1 << 30
@@ -58,17 +67,23 @@ class PromptTime:
         if decode_s and self._pause:
             self._pause -= 1
             return 0
-        tokens = (self.max_step_s / self._margin - decode_s) / token_s
+        tokens, longest = ((share * self.max_step_s - decode_s) / token_s for share in (PLANNED, 1.0))
         if self.grows:
-            tokens = max(tokens, backlog / BACKLOG_STEPS)
-        self._pause = self._steps_to_pause(min(MIN_TIMED_TOKENS, backlog, room) - tokens, token_s, decode_s)
-        return _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
+            tokens = max(tokens, backlog / BACKLOG_STEPS, WORTH * self._fixed_s / (self._token_s or token_s))
+        few = min(MIN_TIMED_TOKENS, backlog, room)
+        self._pause = self._steps_to_pause(few - max(tokens, longest), token_s, decode_s)
+        most = _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
+        return backlog if most < backlog <= LAST * most else most
 
     def _steps_to_pause(self, tokens_over: float, token_s: float, decode_s: float) -> int:
         if tokens_over <= 0:
             return 0
         gained_s = self.max_step_s - decode_s  # by a step of decodes alone
         return min(PAUSE_STEPS, math.ceil(tokens_over * token_s / gained_s)) if gained_s > 0 else 1
+
+
+def _average(average: float, sample: float) -> float:
+    return average + WEIGHT * (sample - average) if average else sample
 
 
 def _rounded(tokens: int) -> int:

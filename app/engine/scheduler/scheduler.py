@@ -440,7 +440,7 @@ class Scheduler:
         stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
         if (decodes := step_message.num_decode_tokens) and (prompts := step_message.num_tokens - decodes):
-            self._rules.prompt_time.note(self._statistics.costs.step_s(prompts), stats.tokens_s)
+            self._rules.prompt_time.note(prompts, stats.tokens_s - self._statistics.costs.decode_step_s)
         self._statistics.count_step(stats, decodes)
         return outputs
 
