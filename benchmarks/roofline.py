@@ -1,7 +1,8 @@
 """The time that memory and tensor cores allow: formulas and constants of one H200, for shapes of benchmarks/shapes.py.
 
-Linear layers cost the larger of their bytes over BANDWIDTH and their products over FLOPS; keys and values are read
-beside them. BANDWIDTH is what a device copy reaches, FLOPS what an 8192^3 bf16 product does.
+Linear layers cost the larger of their bytes over BANDWIDTH and their products over FLOPS (twice that where both sides
+have 8 bits); keys and values are read beside them. BANDWIDTH is what a device copy reaches, FLOPS what an 8192^3 bf16
+product does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ FLOPS = 790e12
 ATTENTION_FLOPS = 0.75 * FLOPS
 MXFP4_BYTES = 17 / 32  # a weight with its share of the scale
 BYTES = 2  # bf16: a weight, and an element of the KV cache unless that is in fp8
-WEIGHT_BYTES = {"fp8": 1}  # of linear layers by the format of the checkpoint; other formats count as bf16
+# A weight of linear layers with its share of the scales, by the format of the checkpoint; others count as bf16.
+# GPTQ: 4 bits, a scale and a zero for 128 inputs; compressed-tensors: int8, as in shapes.py.
+WEIGHT_BYTES = {"fp8": 1, "compressed-tensors": 1, "gptq": 0.5 + 2.5 / 128}
+EIGHT_BITS = ("fp8", "compressed-tensors")  # on both sides of a product
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +38,7 @@ class Floor:
     expert_bytes: float = BYTES  # of one parameter of an expert
     state_bytes: int = 0  # of one request, read and written by each step of it
     weight_bytes: float = BYTES  # of one parameter of `layer_weights`
+    flops: float = FLOPS  # of the layers' products
 
     @classmethod
     def of(cls, shape: str, kv_cache_dtype: str = "auto") -> Floor:
@@ -61,6 +66,7 @@ class Floor:
             MXFP4_BYTES if form == "mxfp4" else weight_bytes,
             recurrent * state_bytes,
             weight_bytes,
+            2 * FLOPS if form in EIGHT_BITS else FLOPS,
         )
 
     def read_experts(self, tokens: float) -> float:
@@ -74,8 +80,8 @@ class Floor:
         more = self.head_weights if head else 0
         read = self.layer_weights * self.weight_bytes + more * BYTES
         read += self.read_experts(tokens) * self.expert_weights * self.expert_bytes
-        used = self.layer_weights + more + self.experts_per_token * self.expert_weights
-        return max(read / BANDWIDTH, 2 * used * tokens / FLOPS)
+        used = self.layer_weights + self.experts_per_token * self.expert_weights
+        return max(read / BANDWIDTH, 2 * tokens * (used / self.flops + more / FLOPS))
 
     def decode_s(self, batch: int, context: float) -> float:
         """A step of `batch` requests with `context` tokens each."""
@@ -114,7 +120,7 @@ def _attention(s: Mapping[str, Any]) -> tuple[int, int, float]:
     """(weights of a layer, numbers cached of a token in it, mean size of a head's query and value)."""
     hidden, heads = s["hidden_size"], s["num_attention_heads"]
     if "kv_lora_rank" not in s:
-        kv_heads, dim = s["num_key_value_heads"], s["head_dim"]
+        kv_heads, dim = s["num_key_value_heads"], s.get("head_dim", hidden // heads)
         of_queries = 3 if "linear_num_key_heads" in s else 2  # with a gate
         return of_queries * hidden * heads * dim + 2 * hidden * kv_heads * dim, 2 * kv_heads * dim, dim
     latent, rope, nope, value = (
