@@ -4,12 +4,14 @@ no value comes to the host, and all is allocated at its bound.
 
 Each program places some pairs. For that it must know how many pairs each expert has, and how many of them come before
 the program's own: where pairs are few it counts all ids itself, which takes less time than another launch; where they
-are many, a launch before it has counted those of every program. The order is stable.
+are more, a launch before it has counted those of every program, and where they are many, another one has added these
+up. The order is stable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -19,6 +21,8 @@ from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
+MOST_COUNTED = 1 << 15  # of which every program adds up the counts itself
+_EXPERTS = 16  # whose counts a program adds up
 _COUNTS = 64  # programs' counts that are added up at a time
 _IDS = 1024  # ids that are counted at a time
 
@@ -47,20 +51,42 @@ def count_pairs_kernel(p_ids, p_counts, num_pairs, E: tl.constexpr, BE: tl.const
 
 
 @quick_launch
+@triton.jit(do_not_specialize=["programs"])
+def add_counts_kernel(p_counts, p_all, programs, BE: tl.constexpr, EXPERTS: tl.constexpr, READ: tl.constexpr,
+                      EARLY: tl.constexpr):  # fmt: skip
+    """Grid (BE / EXPERTS,): p_counts [programs, BE] become those of all programs before, p_all [BE] those of all."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    o_e = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    b_all = tl.zeros([EXPERTS], dtype=tl.int32)
+    for start in range(0, programs, READ):
+        o_p = start + tl.arange(0, READ)[:, None]
+        p_count, m_p = p_counts + o_p * BE + o_e[None, :], o_p < programs
+        b_count = tl.load(p_count, mask=m_p, other=0)
+        tl.store(p_count, b_all[None, :] + tl.cumsum(b_count, 0) - b_count, mask=m_p)
+        b_all += tl.sum(b_count, 0)
+    tl.store(p_all + o_e, b_all)
+
+
+@quick_launch
 @triton.jit(do_not_specialize=["num_pairs", "MOST_TILES", "tile_rows"])
 def place_pairs_kernel(
-    p_ids, p_counts, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES, tile_rows,
-    E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, EARLY: tl.constexpr,
+    p_ids, p_counts, p_all, p_first, p_order, p_tiles, p_num_tiles, num_pairs, MOST_TILES, tile_rows,
+    E: tl.constexpr, BE: tl.constexpr, OWN: tl.constexpr, READ: tl.constexpr, LOOK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): each places OWN pairs, and describes some tiles. Without p_counts it counts READ ids at
-    a time; p_first [programs, BE] is for itself. BE > E: pairs routed nowhere come last."""
+    a time, without p_all it adds up those of READ programs at a time; p_first [programs, BE] is for itself. BE > E:
+    pairs routed nowhere come last."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     i = tl.program_id(0)
     o_e = tl.arange(0, BE)
     b_all = tl.zeros([BE], dtype=tl.int32)
     b_before = tl.zeros([BE], dtype=tl.int32)
-    if p_counts is not None:
+    if p_all is not None:
+        b_all += tl.load(p_all + o_e)
+        b_before += tl.load(p_counts + i * BE + o_e)
+    elif p_counts is not None:
         for start in range(0, tl.num_programs(0), READ):
             o_p = start + tl.arange(0, READ)[:, None]
             b_count = tl.load(p_counts + o_p * BE + o_e[None, :], mask=o_p < tl.num_programs(0), other=0)
@@ -90,8 +116,8 @@ def place_pairs_kernel(
     o = i * OWN + tl.arange(0, OWN)
     b_own = tl.load(p_ids + o, mask=o < num_pairs, other=-1)
     b_rank = tl.zeros([OWN], dtype=tl.int32)
-    for start in range(i * OWN, (i + 1) * OWN, 32):
-        o_p = start + tl.arange(0, 32)
+    for start in range(i * OWN, (i + 1) * OWN, LOOK):
+        o_p = start + tl.arange(0, LOOK)
         b_ids = tl.load(p_ids + o_p, mask=o_p < num_pairs, other=-1)
         m_earlier = (b_own[:, None] == b_ids[None, :]) & (o_p[None, :] < o[:, None])
         b_rank += tl.sum(m_earlier.to(tl.int32), 1)
@@ -100,27 +126,36 @@ def place_pairs_kernel(
     tl.store(p_order + b_place, o, mask=b_own >= 0)
 
 
-def sort_pairs(ids: torch.Tensor, num_experts: int, tile_rows: int, most_at_once: int = MOST_AT_ONCE) -> SortedPairs:
+def sort_pairs(
+    ids: torch.Tensor,
+    num_experts: int,
+    tile_rows: int,
+    most_at_once: int = MOST_AT_ONCE,
+    most_counted: int = MOST_COUNTED,
+) -> SortedPairs:
     """ids int32 [T, K], -1: nowhere; tiles of at most `tile_rows` pairs of one expert."""
     num_pairs, device = ids.numel(), ids.device
     assert num_pairs > 0
     assert ids.is_contiguous()
     most = cdiv(num_pairs, tile_rows) + min(num_experts, num_pairs)
-    is_large = num_pairs > most_at_once
+    is_counted, is_added_up = num_pairs > most_at_once, num_pairs > most_counted
     width = next_power_of_2(num_experts + 1)
-    own = 128 if not is_large else 256 if num_pairs <= 1 << 15 else 512  # that a program places
+    own, look = (256, 16) if is_counted else (128, 32)  # that a program places, and compares with each at a time
     programs = cdiv(num_pairs, own)
-    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
-    tiles = torch.empty(3, most, dtype=torch.int32, device=device)
-    num_tiles = torch.empty(1, dtype=torch.int32, device=device)
-    first = torch.empty(programs, width, dtype=torch.int32, device=device)
-    counts = torch.empty_like(first) if is_large else None
-    if is_large:
+    new = partial(torch.empty, dtype=torch.int32, device=device)
+    order, tiles, num_tiles, first = new(num_pairs), new(3, most), new(1), new(programs, width)
+    counts, total = new(programs, width) if is_counted else None, new(width) if is_added_up else None
+    if is_counted:
         count_pairs_kernel[(programs,)](
             ids, counts, num_pairs, E=num_experts, BE=width, OWN=own, num_warps=4, **early_launch(device)
         )  # fmt: skip
+    if is_added_up:
+        experts = min(_EXPERTS, width)
+        add_counts_kernel[(width // experts,)](
+            counts, total, programs, BE=width, EXPERTS=experts, READ=_COUNTS, num_warps=4, **early_launch(device)
+        )  # fmt: skip
     place_pairs_kernel[(programs,)](
-        ids, counts, first, order, tiles, num_tiles, num_pairs, most, tile_rows, E=num_experts, BE=width, OWN=own,
-        READ=_COUNTS if is_large else _IDS, num_warps=8, **early_launch(device),
+        ids, counts, total, first, order, tiles, num_tiles, num_pairs, most, tile_rows, E=num_experts, BE=width,
+        OWN=own, READ=_COUNTS if is_counted else _IDS, LOOK=look, num_warps=8, **early_launch(device),
     )  # fmt: skip
     return SortedPairs(order, tiles, num_tiles, tile_rows)

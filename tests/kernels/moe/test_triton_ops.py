@@ -174,12 +174,15 @@ def test_every_number_of_pairs_has_tiles(num_pairs: int, num_experts: int) -> No
 
 
 @pytest.mark.parametrize("num_experts", [1, 5, 66])
-@pytest.mark.parametrize(("num_tokens", "most_at_once"), [(1, 4096), (50, 4096), (300, 4096), (300, 100)])
-def test_sort_pairs(num_experts: int, num_tokens: int, most_at_once: int) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "bounds"),
+    [(1, ()), (50, ()), (300, ()), (300, (100,)), (300, (100, 200)), pytest.param(7000, (), marks=pytest.mark.slow)],
+)
+def test_sort_pairs(num_experts: int, num_tokens: int, bounds: tuple[int, ...]) -> None:
     torch.manual_seed(num_tokens)
     ids = torch.randint(-1, num_experts, (num_tokens, 5), dtype=torch.int32).contiguous()
     ids[ids == num_experts - 2] = -1  # an expert that nobody chose
-    pairs = sort_pairs(ids.to(DEVICE), num_experts, 16, most_at_once)
+    pairs = sort_pairs(ids.to(DEVICE), num_experts, 16, *bounds)
     flat = ids.flatten()
     expected = [i for i in flat.argsort(stable=True).tolist() if flat[i] >= 0]
     assert pairs.order.tolist()[: len(expected)] == expected
