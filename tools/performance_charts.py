@@ -1,4 +1,7 @@
-"""The charts at the head of the performance page, of the figures in benchmarks/side_by_side.json."""
+"""The charts at the head of the performance page, of the figures in benchmarks/side_by_side.json.
+
+python -m tools.performance_charts        (the same figures as a table in Markdown, with the floor's share of each)
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ STYLE = """<style>
 
 def charts(figures: dict[str, Any]) -> str:
     """HTML: milliseconds of a decode step by batch, a chart for each shape."""
-    allowed = "what memory and tensor cores allow (floor, where benchmarks/roofline.py knows the format)"
+    allowed = "what memory and tensor cores allow (floor: benchmarks/roofline.py)"
     about = f"Milliseconds of a decode step by the number of requests, and {allowed}; {figures['machine']}."
     parts = [STYLE, f"<p>{about}</p>"]
     for shape, row in figures["decode_ms"].items():
         lines = [Line(who, [(x, y) for x, y in row[who]]) for who in ("Manta", "vLLM")]
-        lines += [Line("floor", floor(row["shape"], figures["context"]))] if "shape" in row else []
+        lines.append(Line("floor", floor(row["shape"], figures["context"])))
         parts.append(line_chart(shape, "requests in the batch", "ms a step", lines))
         parts.append(f"<p>{shape}: {row['date']}.</p>")
     return "\n".join(parts)
@@ -41,7 +44,25 @@ def floor(shape: str, context: float) -> list[tuple[float, float]]:
     return [(batch, 1e3 * bound.decode_s(batch, context)) for batch in (1, 8, 32, 64, 128, 256)]
 
 
+def table(figures: dict[str, Any]) -> str:
+    """Markdown: Manta's milliseconds of a step by batch, the floor's share of them, and vLLM's."""
+    batches = (1, 8, 32, 128, 256)
+    lines = ["| | " + " | ".join(map(str, batches)) + " |", "|---" * (len(batches) + 1) + "|"]
+    for name, row in figures["decode_ms"].items():
+        floors, ours, theirs = dict(floor(row["shape"], figures["context"])), dict(row["Manta"]), dict(row["vLLM"])
+        cells = [
+            f"{ours[batch]:.2f} (**{floors[batch] / ours[batch]:.2f}**), {theirs[batch]:.2f}" if batch in ours else "-"
+            for batch in batches
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def page(results: str) -> str:
     """The performance page: charts between the heading and the text of benchmarks/RESULTS.md."""
     heading, _, rest = results.partition("\n")
     return f"{heading}\n\n{charts(json.loads(FIGURES.read_text(encoding='utf-8')))}\n{rest}"
+
+
+if __name__ == "__main__":
+    print(table(json.loads(FIGURES.read_text(encoding="utf-8"))))
