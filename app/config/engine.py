@@ -269,7 +269,7 @@ class EngineConfig(Frozen):
         0,
         description="Most prompt tokens of steps with prompts that are replayed from CUDA graphs, which are captured "
         "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
-        "steps; 0: none. Not with several workers, drafts or `deterministic`; steps that show pictures, or have "
+        "steps; below 64: none. Not with several workers, drafts or `deterministic`; steps that show pictures, or have "
         "adapters, run without.",
     )
     cascade_attention: Literal["auto", "on", "off"] = Field(

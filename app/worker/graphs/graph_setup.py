@@ -56,7 +56,7 @@ class GraphSetup:
         self.prompt_step: PromptStep | None = None  # None: steps with prompts are not captured
         self.prompts: PromptGraphs | None = None
         self._graphs: CudaGraphs | None = None
-        self._reserved = 0  # bytes
+        self._reserved: int | None = None  # bytes; None: nobody asked, as the size of the KV cache was given
         self._of_prompts: int | None = None  # those of them; None: not measured yet
         self._is_full = False  # no more is captured
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
@@ -77,9 +77,10 @@ class GraphSetup:
             return 0
         try:
             self._reserved = cuda_graphs.measure(partial(CudaGraphs, self.step, self._device), self._device)
-            if self.prompt_step is not None:
-                self._reserved += self._measure_prompts(self.prompt_step)
+            self._reserved += self._measure_prompts()
             return self._reserved
+        except ConfigError:
+            raise
         except Exception as error:  # whatever a kernel or a library raises while it is captured
             self._fail(error)
             return 0
@@ -98,6 +99,7 @@ class GraphSetup:
             self._fail(error)
             return None
         self._graphs = graphs
+        self._measure_prompts()
         if self.prompt_step is not None and self.prompt_step.keys:
             self.prompts = PromptGraphs(self.prompt_step, graphs.recorder)
         sizes, left = self.step.sizes, self.num_missing
@@ -132,7 +134,7 @@ class GraphSetup:
                 raise
             logger.warning("CUDA graphs: a capture failed; no more are made", exc_info=error)
         # Told by what is returned, so that no rank begins one that another has no memory for.
-        self._is_full |= graphs.pool_bytes() > self._reserved
+        self._is_full |= self._reserved is not None and graphs.pool_bytes() > self._reserved
         self._is_full |= torch.cuda.mem_get_info(self._device)[0] < LEAST_FREE_BYTES
         return self.num_missing
 
@@ -141,19 +143,24 @@ class GraphSetup:
         found = () if self._graphs is None else self._graphs.missing
         return [*found, *(() if self.prompts is None else self.prompts.missing)]
 
-    def _measure_prompts(self, step: PromptStep) -> int:
-        """Bytes that graphs of steps with prompts will take; they are none where no device waits for the host."""
-        if self._of_prompts is not None:
-            return self._of_prompts
+    def _measure_prompts(self) -> int:
+        """Bytes that graphs of steps with prompts will take; they are none where the device does not wait for the
+        host."""
+        step = self.prompt_step
+        if step is None or self._of_prompts is not None:
+            return self._of_prompts or 0
         try:
             if self._config.cuda_graph_prompt_tokens == "auto":
                 step.limit(prompt_graphs.waits_up_to(step, self._device))
             make = partial(PromptGraphs, step, Recorder(self._device))
             self._of_prompts = cuda_graphs.measure(make, self._device) if step.keys else 0
         except Exception as error:  # as above
-            if self._config.cuda_graphs == "on":
-                raise
             logger.warning("CUDA graphs: steps with prompts cannot be captured", exc_info=error)
+            if self._config.cuda_graphs == "on":
+                reason = f"steps with prompts cannot be captured: {type(error).__name__}: {error}"
+                raise ConfigError(
+                    f"{reason}; set cuda_graph_prompt_tokens=0", param="cuda_graph_prompt_tokens"
+                ) from error
             self.prompt_step, self._of_prompts = None, 0
         return self._of_prompts
 

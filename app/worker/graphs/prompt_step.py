@@ -24,7 +24,7 @@ from app.worker.forward_pass import ForwardPass
 from app.worker.rows.input_batch import InputBatch
 from app.worker.rows.row_state import RowState
 
-MOST_TOKENS = 2048  # of prompts: more keep any device busy
+LEAST_TOKENS, MOST_TOKENS = 64, 2048  # of prompts: more keep any device busy
 # (sizes up to, distance between them): past the first few, a fifth of a step's tokens is padding at most.
 SIZE_TABLE = ((512, 64), (1024, 128), (MOST_TOKENS, 256), (1 << 30, 512))
 
@@ -57,8 +57,10 @@ KINDS = (PromptKey(0, 1), PromptKey(0, 4), PromptKey(0, 4, 16), PromptKey(0, 4, 
 
 
 def prompt_sizes(most: int) -> list[int]:
-    """Numbers of tokens to capture a step for, ascending, up to `most`."""
+    """Numbers of tokens to capture a step for, ascending, up to `most`: more than there are rows (KINDS)."""
     sizes: list[int] = []
+    if most < LEAST_TOKENS:
+        return sizes
     while (size := sizes[-1] if sizes else 0) < most:
         sizes.append(min(most, size + next(distance for limit, distance in SIZE_TABLE if size < limit)))
     return sizes

@@ -10,6 +10,7 @@ import torch
 
 from app.config.engine import EngineConfig
 from app.distributed.parallel_groups import RankGroup
+from app.errors import ConfigError
 from app.worker.graphs import prompt_graphs
 from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.prompt_graphs import PromptGraphs, refusal, waits_up_to
@@ -54,9 +55,11 @@ def test_captured_while_the_engine_idles(driver: Driver, monkeypatch: pytest.Mon
         assert set(prompts.replays) == set(prompts.step.keys)
         prompts.release()
         assert prompts.replays == {}
+        setup = set_up(driver, cuda_graph_prompt_tokens=128)  # for a KV cache whose size was given
         setup.capture()
+        assert setup.capture_next() == count - 1
         monkeypatch.setattr(PromptGraphs, "capture", lambda *_: 1 / 0)
-        assert setup.num_missing == count
+        assert setup.num_missing == count - 1
         assert setup.capture_next() == 0, "after one that failed there are no others"
 
 
@@ -69,7 +72,9 @@ def test_what_cannot_be_captured_costs_the_others_nothing(driver: Driver, monkey
         setup = set_up(driver, cuda_graph_prompt_tokens=128)
         assert setup.reserve() == set_up(driver).reserve()
         assert setup.capture() is not None
-    assert setup.prompts is None
+        assert setup.prompts is None
+        with pytest.raises(ConfigError, match=r"cannot be captured: ZeroDivisionError.*cuda_graph_prompt_tokens=0"):
+            set_up(driver, cuda_graph_prompt_tokens=128, cuda_graphs="on").reserve()
 
 
 @pytest.mark.parametrize(("from_host", "found"), [(1 << 10, 512), (256, 256), (100, 0)])

@@ -108,8 +108,9 @@ def test_replays_are_counted_and_forgotten() -> None:
 
 
 def test_sizes() -> None:
-    assert prompt_sizes(0) == []
-    assert prompt_sizes(50) == [50]
+    assert prompt_sizes(0) == prompt_sizes(63) == []
+    assert prompt_sizes(64) == [64]
+    assert prompt_sizes(65) == [64, 65]
     assert prompt_sizes(700) == [64, 128, 192, 256, 320, 384, 448, 512, 640, 700]
     sizes = prompt_sizes(2048)
     assert sizes[-1] == 2048
