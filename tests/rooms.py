@@ -8,6 +8,7 @@ room, from all cells above its own, and from no other: rooms of one cell do not 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +116,8 @@ def may_import(module: str, other: str) -> bool:
     return here == there or PLACES[there] < PLACES[here]
 
 
-def imports_of(path: Path) -> set[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     """Modules that a file imports, wherever it does so; relative imports are none of ours."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -124,4 +126,4 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module or "")
-    return found
+    return frozenset(found)

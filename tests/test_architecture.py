@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,55 @@ MAX_PARAMETERS = 8  # of a function on the host, without `self`
 MOST_FLAT_FILES = 6  # of rooms that consist of folders
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_imports_point_to_rooms_above(path: Path) -> None:
-    module = module_of(path)
-    for name in imports_of(path):
-        if name == "app" or name.startswith("app."):
-            assert may_import(module, name), f"{room_of(module)} does not know {room_of(name)} ({name})"
+@dataclass(slots=True, frozen=True)
+class Function:
+    """A function of `app/`, as far as a rule asks."""
+
+    name: str
+    lines: int
+    is_kernel: bool
+    num_parameters: int
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """What the rules ask of a file."""
+
+    lines: int
+    is_described: bool
+    functions: tuple[Function, ...]
+    entries: tuple[str, ...]  # targets of each `Registry(kind, {...})` that it writes
+
+
+@cache
+def _source(path: Path) -> Source:
+    text = path.read_text()
+    tree, functions, entries = ast.parse(text), [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            functions.append(Function(node.name, lines, _is_kernel(node), _num_parameters(node)))
+        elif isinstance(node, ast.Call) and _is_registry(node.func) and len(node.args) >= 2:
+            assert isinstance(node.args[1], ast.Dict), f"{path}: a table is a literal dict"
+            entries += [value.value for value in node.args[1].values]  # type: ignore[attr-defined]
+    is_described = not tree.body or bool(ast.get_docstring(tree))
+    return Source(len(text.splitlines()), is_described, tuple(functions), tuple(entries))
+
+
+def _is_registry(function: ast.expr) -> bool:
+    kind = function.value if isinstance(function, ast.Subscript) else function
+    return isinstance(kind, ast.Name) and kind.id == "Registry"
+
+
+def test_imports_point_to_rooms_above() -> None:
+    wrong = [
+        f"{module}: {room_of(module)} does not know {room_of(name)} ({name})"
+        for path in FILES
+        for module in (module_of(path),)
+        for name in imports_of(path)
+        if (name == "app" or name.startswith("app.")) and not may_import(module, name)
+    ]
+    assert not wrong
 
 
 def test_no_folder_has_two_ways_to_another() -> None:
@@ -50,33 +95,26 @@ def _folders_apart(one: Path, other: Path) -> Iterator[tuple[Path, Path]]:
                 yield here, there
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_packages_stay_in_their_rooms(path: Path) -> None:
-    module, tops = module_of(path), {name.partition(".")[0] for name in imports_of(path)}
-    row = row_of(module)
-    if "triton" in tops:
-        assert module.startswith("app.kernels"), "triton outside app/kernels"
-    if "ray" in tops:
-        assert row == 6 or module.startswith("app.engine.executor"), "ray outside the executor and the deployments"
-    if row in (0, 2, 5):
-        assert not tops & HEAVY, f"{module} imports {tops & HEAVY}"
+def test_packages_stay_in_their_rooms() -> None:
+    for path in FILES:
+        module, tops = module_of(path), {name.partition(".")[0] for name in imports_of(path)}
+        row = row_of(module)
+        if "triton" in tops:
+            assert module.startswith("app.kernels"), f"{module}: triton outside app/kernels"
+        if "ray" in tops:
+            is_allowed = row == 6 or module.startswith("app.engine.executor")
+            assert is_allowed, f"{module}: ray outside the executor and the deployments"
+        if row in (0, 2, 5):
+            assert not tops & HEAVY, f"{module} imports {tops & HEAVY}"
 
 
-def _functions(path: Path) -> list[tuple[str, int, bool]]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1, _is_kernel(node)))
-    return found
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_sizes(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_FILE_LINES, f"{lines} lines: two nouns in one file?"
-    for name, length, kernel in _functions(path):
-        limit = MAX_KERNEL_LINES if kernel else MAX_FUNCTION_LINES
-        assert length <= limit, f"{name} has {length} lines"
+def test_sizes() -> None:
+    for path in FILES:
+        source = _source(path)
+        assert source.lines <= MAX_FILE_LINES, f"{path}: {source.lines} lines: two nouns in one file?"
+        for function in source.functions:
+            limit = MAX_KERNEL_LINES if function.is_kernel else MAX_FUNCTION_LINES
+            assert function.lines <= limit, f"{path}: {function.name} has {function.lines} lines"
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -97,20 +135,17 @@ def test_a_room_s_listing_is_its_plan(room: str) -> None:
 
 def test_host_functions_have_few_parameters() -> None:
     many = {
-        f"{module_of(path)}.{node.name}"
+        f"{module_of(path)}.{function.name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not _is_kernel(node)
-        and _num_parameters(node) > MAX_PARAMETERS
+        for function in _source(path).functions
+        if not function.is_kernel and function.num_parameters > MAX_PARAMETERS
     }
     assert not many, "records that mean something take their place"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_file_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not tree.body or ast.get_docstring(tree), "no module docstring"
+def test_every_file_says_what_it_is() -> None:
+    silent = [module_of(path) for path in FILES if not _source(path).is_described]
+    assert not silent, "no module docstring"
 
 
 def test_host_half_runs_without_torch() -> None:
@@ -124,33 +159,31 @@ def test_host_half_runs_without_torch() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def _tables() -> list[tuple[str, str]]:
-    """(module, target) of every `Registry(kind, {...})` written in app/."""
-    found = []
+def test_every_table_entry_exists() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("Registry") and len(node.args) >= 2:
-                assert isinstance(node.args[1], ast.Dict), f"{path}: a table is a literal dict"
-                found += [(module_of(path), value.value) for value in node.args[1].values]  # type: ignore[attr-defined]
-    return found
+        for target in _source(path).entries:
+            name, _, attribute = target.partition(":")
+            names = _names(name)
+            assert names, f"{path}: {target} does not exist"
+            assert attribute in names, f"{path}: {name} has no {attribute}"
 
 
-@pytest.mark.parametrize(("module", "target"), _tables(), ids=lambda value: value)
-def test_every_table_entry_exists(module: str, target: str) -> None:
-    name, _, attribute = target.partition(":")
-    path = ROOT / Path(*name.split("."))
+@cache
+def _names(module: str) -> frozenset[str]:
+    """Classes, functions and variables of a module; none where there is no such module."""
+    path = ROOT / Path(*module.split("."))
     source = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
-    assert source.is_file(), f"{module}: {target} does not exist"
-    names = {
-        *(node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef | ast.FunctionDef)),
-        *(
-            ast.unparse(t)
-            for node in ast.parse(source.read_text()).body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        ),
-    }
-    assert attribute in names, f"{module}: {name} has no {attribute}"
+    if not source.is_file():
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names.update(map(ast.unparse, node.targets))
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+    return frozenset(names)
 
 
 def test_tests_are_where_the_modules_are() -> None:
