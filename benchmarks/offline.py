@@ -49,6 +49,12 @@ def make_llm(shape: str, **options: Any) -> LLM:
         return LLM(**{"model": directory, **common, **options})
 
 
+def idle(llm: LLM) -> None:
+    """Give the engine the idle time in which a server captures what its start left out."""
+    while llm._core.use_idle_time():
+        pass
+
+
 def random_prompt(rng: random.Random, length: int, shape: str) -> list[int]:
     """Token ids that the shape's vocabulary holds."""
     most = min(10_000, SHAPES[shape]["vocab_size"] - 1)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.prefill --shape qwen3-0.6b [--lengths 2048 8192] [--out results/prefill.json]
 
-The best of four, as vLLM's figures in RESULTS.md; a prompt longer than max_num_batched_tokens comes in chunks.
+The best of four, as vLLM's figures in RESULTS.md; a prompt longer than max_num_batched_tokens comes in chunks. What a
+server captures while it idles is captured before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from app import LLM
-from benchmarks.offline import arguments, make_llm, random_prompt, timed, watched_steps, write
+from benchmarks.offline import arguments, idle, make_llm, random_prompt, timed, watched_steps, write
 from benchmarks.roofline import Floor
 
 
@@ -41,6 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict[str, Any] = {"shape": args.shape, "prefill": {}}
     with make_llm(args.shape, **args.engine) as llm:
+        idle(llm)
         for length in args.lengths:
             figures["prefill"][str(length)] = row = measure(llm, args.shape, length, args.repeats)
             print(f"{args.shape} prefill {length}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
