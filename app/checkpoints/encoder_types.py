@@ -45,7 +45,7 @@ WRITERS: Mapping[str, str] = {
 }
 
 # Types of decoders whose layers can do without a cache, where prompts are computed whole.
-ONE_PASS_DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+ONE_PASS_DECODERS = frozenset({"jina_embeddings_v5", "llama", "mistral", "qwen2", "qwen3"})
 
 VOYAGE = "VoyageQwen3BidirectionalEmbedModel"
 

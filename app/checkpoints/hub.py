@@ -26,6 +26,7 @@ _PASSWORD = re.compile(r"//[^/\s]+@")  # in the address of a proxy or a mirror
 _HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "artifact.metadata", *_HEADS)
 NOT_OURS = ("onnx/*", "openvino/*", "original/*", "*.onnx", "*.py")  # other engines' forms, and code
+ADAPTERS = "adapters/*/adapter_model.safetensors"  # of tasks (Jina Embeddings v5)
 DENSE = "[0-9]*_Dense"  # sentence-transformers' folders with weights of their own
 
 
@@ -55,7 +56,8 @@ def fetch_weights(repository: str, directory: Path, download_dir: str | None, lo
         single, index = NAMED_FILES[kind]
         is_indexed = (directory / index).is_file()
         names = sorted(set(weight_map(directory / index).values())) if is_indexed else [single]
-        _download(repository, directory.name, download_dir, [*map(glob.escape, names), f"{DENSE}/{single}"])
+        others = [f"{DENSE}/{single}", ADAPTERS]
+        _download(repository, directory.name, download_dir, [*map(glob.escape, names), *others])
         if any((directory / name).is_file() for name in names):
             return
     if kinds:

@@ -229,6 +229,7 @@ class ModelInfo:
         hf = self.hf_config
         both_ways = hf.get("is_causal") is False or hf.get("use_bidirectional_attention") is True
         both_ways = both_ways or _architecture(hf) in BOTH_WAYS
+        both_ways = both_ways or (hf.get("model_type") == "jina_embeddings_v5" and hf.get("is_decoder") is False)
         return not both_ways and (str(hf.get("model_type")) not in ENCODER_TYPES or _architecture(hf) in WRITERS)
 
     def runner(self, wanted: Literal["auto", "generate", "pooling"]) -> Runner:

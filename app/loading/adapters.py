@@ -18,6 +18,7 @@ from app.checkpoints.adapters.adapter_config import PARAM
 from app.checkpoints.adapters.adapter_files import AdapterFiles, LowRankEntry
 from app.checkpoints.safetensors_header import TensorEntry
 from app.checkpoints.tensors.checkpoint import StoredTensor
+from app.checkpoints.tensors.entry_tensor import entry_tensor
 from app.errors import CheckpointError, UnsupportedError
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.experts.expert_linear import ExpertLinear
@@ -29,7 +30,6 @@ from app.loading.quantized_modules import quantized_parts
 from app.loading.weight_update import GivenTensor
 from app.models.base import EngineModel
 
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {"lora_experts": "experts", "lora_shared_experts": "experts that all tokens share"}  # by what they need
 
 
@@ -122,7 +122,7 @@ class AdapterReader:
         return self._changes(files, content)
 
     def _of_module(self, files: AdapterFiles, entry: LowRankEntry, content: bytearray) -> Iterator[LayerPair]:
-        whole = (_read(one, content) for one in (entry.first, entry.second))
+        whole = (entry_tensor(one, content) for one in (entry.first, entry.second))
         for pair in self._modules(entry, *whole):
             if entry.is_table:
                 for layer, part, _ in self._places_of(files, entry, pair):
@@ -170,7 +170,7 @@ class AdapterReader:
         for module, extras in files.extras.items():
             pair = files.modules.get(module)
             sides = ((side, entry) for side in SIDES if (entry := getattr(extras, side)) is not None)
-            tensors = {side: _meta(entry) if content is None else _read(entry, content) for side, entry in sides}
+            tensors = {side: _meta(entry) if content is None else entry_tensor(entry, content) for side, entry in sides}
             places = partial(self._changed, files, module, None if pair is None or not pair.is_table else pair.first)
             found += changes_of(module, tensors, places, 1.0 if pair is None else pair.scale)
         return found
@@ -245,15 +245,6 @@ def _as_weight(files: AdapterFiles, second: torch.Tensor) -> torch.Tensor:
 
 def _meta(entry: TensorEntry) -> torch.Tensor:
     return torch.empty(entry.shape, device="meta")
-
-
-def _read(entry: TensorEntry, content: bytearray) -> torch.Tensor:
-    dtype = _TYPES[entry.dtype]
-    count = (entry.end - entry.begin) // dtype.itemsize
-    data = torch.frombuffer(memoryview(content)[entry.begin : entry.end], dtype=torch.uint8)
-    if data.data_ptr() % dtype.itemsize:  # a header of odd length
-        data = data.clone()
-    return data.view(dtype)[:count].view(entry.shape)
 
 
 def _kind(layer: QuantizedLayer) -> str:

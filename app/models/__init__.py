@@ -214,6 +214,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "GteNewModel": "app.models.families.gte:NewModel",
         "GteNewForSequenceClassification": "app.models.families.gte:NewForSequenceClassification",
         "BgeM3EmbeddingModel": "app.models.families.xlm_roberta:RobertaModel",
+        "JinaEmbeddingsV5Model": "app.models.families.jina5:JinaEmbeddingsV5",
         "JinaEmbeddingsV3Model": "app.models.families.nomic_bert:JinaEmbeddingsV3Model",
         "CLIPModel": "app.models.multimodal.two_towers:TwoTowers",
         "SiglipModel": "app.models.multimodal.two_towers:TwoTowers",

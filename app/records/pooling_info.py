@@ -392,6 +392,8 @@ def _usual_pooling(info: ModelInfo) -> str:
     otherwise (`pooling` of a Llama that sees both ways)."""
     if info.architecture == VOYAGE:
         return "mean"
+    if info.hf_config.get("model_type") == "jina_embeddings_v5":
+        return "last"
     if info.hf_config.get("model_type") != "llama_bidirec":
         return "last" if info.is_causal else "cls"
     given = str(info.hf_config.get("pooling") or "avg")

@@ -149,7 +149,7 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key", "norm_bias"), FLAG),
     **dict.fromkeys(("is_matryoshka", "classifier_bias", "is_original_qwen3_reranker"), FLAG),
     "classifier_from_token": several(TEXT, 2),
-    "method": TEXT,
+    **dict.fromkeys(("method", "jina_task"), TEXT),
     **dict.fromkeys(("classifier_pooling", "classifier_activation", "feed_forward_proj", "activation"), TEXT),
     **dict.fromkeys(("norm_rel_ebd", "position_embedding_type"), TEXT),
     **dict.fromkeys(("pooling", "temperature"), either(TEXT, _MAYBE_ZERO)),  # of llama_bidirec; others have their own
