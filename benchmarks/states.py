@@ -33,7 +33,7 @@ WARM, STEPS, PROFILED = 4, 32, 12  # decode steps of a run, one part behind the 
 AHEAD = 32  # steps in which the first requests decode while the last ones' prompts are computed
 # Parts by names of kernels, the first that fits.
 PARTS = {
-    "states": r"delta_|space_|selective_scan|causal_conv|gated_norm",
+    "states": r"delta_|space_|selective_scan|causal_conv|leave_inputs|gated_norm",
     "experts": r"expert|gate_kernel|route|moe|sort|scan_product|down_sum|sum_rows|place_pairs|wide_product|wide_fp8",
     "products": r"nvjet|gemm|cutlass|linear|splitK|cublas|gemv",
     "attention": r"attend|attention|prefill|decode_kernel|split|write_kv|rotat|rope",
