@@ -23,7 +23,7 @@ from app.kernels.quick_launch import quick_launch
 MOST_AT_ONCE = 4096  # pairs that every program counts itself
 MOST_COUNTED = 1 << 15  # of which every program adds up the counts itself
 _EXPERTS = 16  # whose counts a program adds up
-_COUNTS = 64  # programs' counts that are added up at a time
+_COUNTS, _MANY_COUNTS = 32, 64  # programs' counts that are added up at a time
 _IDS = 1024  # ids that are counted at a time
 
 
@@ -140,7 +140,7 @@ def sort_pairs(
     most = cdiv(num_pairs, tile_rows) + min(num_experts, num_pairs)
     is_counted, is_added_up = num_pairs > most_at_once, num_pairs > most_counted
     width = next_power_of_2(num_experts + 1)
-    own, look = (256, 16) if is_counted else (128, 32)  # that a program places, and compares with each at a time
+    own, look = (256, 16) if is_added_up else (128, 32)  # that a program places, and compares with each at a time
     programs = cdiv(num_pairs, own)
     new = partial(torch.empty, dtype=torch.int32, device=device)
     order, tiles, num_tiles, first = new(num_pairs), new(3, most), new(1), new(programs, width)
@@ -152,10 +152,11 @@ def sort_pairs(
     if is_added_up:
         experts = min(_EXPERTS, width)
         add_counts_kernel[(width // experts,)](
-            counts, total, programs, BE=width, EXPERTS=experts, READ=_COUNTS, num_warps=4, **early_launch(device)
+            counts, total, programs, BE=width, EXPERTS=experts, READ=_MANY_COUNTS, num_warps=4, **early_launch(device)
         )  # fmt: skip
     place_pairs_kernel[(programs,)](
         ids, counts, total, first, order, tiles, num_tiles, num_pairs, most, tile_rows, E=num_experts, BE=width,
-        OWN=own, READ=_COUNTS if is_counted else _IDS, LOOK=look, num_warps=8, **early_launch(device),
+        OWN=own, READ=_COUNTS if is_counted else _IDS, LOOK=look,
+        num_warps=4 if is_counted and not is_added_up else 8, **early_launch(device),
     )  # fmt: skip
     return SortedPairs(order, tiles, num_tiles, tile_rows)
