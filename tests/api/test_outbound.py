@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -106,3 +109,19 @@ def test_a_connection_would_be_seen(connections: list[str]) -> None:
         with pytest.raises(OSError):
             probe.connect(("127.0.0.1", 1))
     assert connections
+
+
+@pytest.mark.slow
+def test_a_network_of_its_own_sees_no_packet(tmp_path: Path) -> None:
+    """Of every hostile medium and address, whatever process of the server's would send it."""
+    alone = ["unshare", "--net", "sh", "-c"]
+    way_out = "ip link set lo up && ip route add default dev lo"
+    if shutil.which("unshare") is None or subprocess.run([*alone, way_out], capture_output=True).returncode:
+        pytest.skip("this machine gives nobody a network of their own")
+    asked = [*alone, f'{way_out} && exec "$@"', "sh", sys.executable, "-m", "tests.api.quiet_network", str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert len(said["statuses"]) >= 120 + len(URLS)
+    assert set(said["statuses"]) <= {200, 400}
+    assert said["sent"] == 0
+    assert said["sent_by_one_connection"] > 0
