@@ -131,10 +131,12 @@ def of_engine(url: str) -> dict[str, float]:
     time.sleep(SNAPSHOT_S)
     found: dict[str, float] = {}
     for line in httpx.get(f"{url}/metrics", timeout=LIMIT_S).text.splitlines():
-        name, _, value = line.rpartition(" ")
-        name, is_labelled = name.partition("{")[0], "{" in name
-        if is_labelled and name.removesuffix("_sum").removesuffix("_count") in ENGINE:
-            found[name.partition(":")[2]] = found.get(name.partition(":")[2], 0.0) + float(value)
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.partition("{")
+        if name.removesuffix("_sum").removesuffix("_count") in ENGINE:
+            phase = labels.partition('phase="')[2].partition('"')[0]
+            key = " ".join(filter(None, (name.partition(":")[2], phase)))
+            found[key] = found.get(key, 0.0) + float(value)
     return found
 
 
