@@ -19,6 +19,7 @@ from app.records.encoder_input import EncoderInput
 from app.records.outputs import CompletionOutput
 from app.records.sampling_params import SamplingParams
 from app.records.speech_info import HOP, SpeechInfo
+from app.records.step import TokenLogprobs
 from app.text.languages import LANGUAGES
 from app.text.speech import Asked, Detected, Speech
 from app.text.tokenizer import Tokenizer
@@ -137,6 +138,15 @@ class ModelSpeech(Speech):
         prompt = info.prompt(language, task, timestamps=timestamps, previous=context)
         params = SamplingParams(max_tokens=max(1, info.max_tokens - len(prompt)))
         return Asked(prompt, (heard, info.rules(timestamps=timestamps)), params)
+
+    def silence(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None] | None) -> float | None:
+        """See Speech: the token behind the first mark says it."""
+        behind = len(prompt) - prompt[::-1].index(self.info.start)
+        entry = None if logprobs is None or behind >= len(logprobs) else logprobs[behind]
+        if entry is None or self.info.no_speech is None:
+            return None
+        known = dict(zip(entry.token_ids, entry.logprobs, strict=True))
+        return math.exp(min(0.0, known.get(self.info.no_speech, -math.inf)))
 
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:
         """See Speech."""

@@ -11,6 +11,7 @@ from app.media.audio.reader import SoundReader
 from app.media.audio.sound import Piece
 from app.records.outputs import CompletionOutput
 from app.records.sampling_params import SamplingParams
+from app.records.step import TokenLogprobs
 from app.text.languages import code_of
 from app.text.tokenizer import Tokenizer
 
@@ -92,6 +93,11 @@ class Speech(ABC):
         self, heard: object, context: Sequence[int], language: str | None, task: str, most: int, *, timestamps: bool
     ) -> Asked:
         """Asks for a piece's text; prompt and text have `most` tokens together."""
+
+    def silence(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None] | None) -> float | None:
+        """Reads from the logprobs of a transcript's own prompt, each with the most likely token there, how likely it is
+        that nobody speaks: 0 where something else is likelier. None: they do not tell."""
+        return None
 
     @abstractmethod
     def is_text(self, token: int, tokenizer: Tokenizer) -> bool:

@@ -13,11 +13,15 @@ import torch
 from transformers import PreTrainedModel, WhisperForConditionalGeneration
 
 from app.checkpoints.model_info import ModelInfo
+from app.config.media import MediaConfig
 from app.engine.core import EngineCore
+from app.media.audio.mel import MelSettings
+from app.media.audio.reader import SoundReader
 from app.records.encoder_input import EncoderInput
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.speech_info import SpeechInfo
+from app.text.model_speech import ModelSpeech
 from tests.engine.core_driver import run
 from tests.engine.test_pictures import core_of
 from tests.tiny_sounds import noise, tiny_whisper
@@ -114,6 +118,23 @@ def test_the_language_is_that_which_transformers_hears(core: EngineCore) -> None
         assert max(speech().languages.values(), key=found.__getitem__) == expected
         judged = logits.log_softmax(-1)
         assert [found[token] for token in asked] == pytest.approx([float(judged[token]) for token in asked], abs=1e-3)
+
+
+def test_a_transcript_s_own_request_tells_whether_nobody_speaks(core: EngineCore) -> None:
+    """Where silence is the most likely token behind the first mark; else something else is likelier."""
+    prompt = speech().prompt("en", "transcribe", timestamps=False)
+    params = SamplingParams(temperature=0, max_tokens=3, seed=0, prompt_logprobs=1)
+    results = run(core, [EngineRequest(f"r{seed}", prompt, params, asks=(noise(seed),)) for seed in SEEDS])
+    for seed in SEEDS:
+        entries = results.prompt_logprobs[f"r{seed}"]
+        with torch.inference_mode():
+            logits = judge()(features(noise(seed)), decoder_input_ids=torch.tensor([[START]])).logits[0, -1]
+        likely = int(logits.argmax())
+        for silence, expected in ((likely, float(logits.softmax(-1)[likely])), (likely - 1, 0.0)):
+            own = ModelSpeech(replace(speech(), no_speech=silence), MelSettings(), SoundReader(MediaConfig(), b"key"))
+            assert own.silence(prompt, entries) == pytest.approx(expected, abs=1e-4)
+            assert own.silence(prompt, None) is None
+            assert own.silence([START], entries[:1]) is None
 
 
 def test_asking_again_encodes_nothing(core: EngineCore) -> None:

@@ -118,11 +118,14 @@ class PieceRequests:
             delta.add_to(output)
         return speech.detected(output, self.ask.model.tokenizer), Attempt.of(choice.request, output, "", 0.0)
 
-    def choice(self, language: str | None, temperature: float) -> Choice:
-        """The request for the piece's text."""
+    def choice(self, language: str | None, temperature: float, *, asks_silence: bool = False) -> Choice:
+        """The request for the piece's text; `asks_silence`: and for what tells whether nobody speaks, if that is in a
+        prompt of marks alone."""
         ask, asked = self.ask, self._asked(language)
+        own = 1 if asks_silence and not ask.context else None
         seed = None if ask.seed is None else (ask.seed + self.index) & MAX_SEED
         update = {"temperature": temperature, "logprobs": 1, "seed": seed, "skip_special_tokens": True}
+        update["prompt_logprobs"] = own
         return self._choice(asked.prompt, asked.params.model_copy(update=update), *asked.asks)
 
     async def align(self, attempt: Attempt, language: str | None, num_positions: int) -> Float32Array:

@@ -189,11 +189,13 @@ class Listening:
         takes it back."""
         if self._is_live:
             return await self._attempt(requests, language, self.ask.temperatures[0])
-        tells = self.ask.speech.tells_silence
+        tells, wants = self.ask.speech.tells_silence, self.ask.wants_no_speech
         for temperature in self.ask.temperatures:
-            attempt = await self._attempt(requests, language, temperature)
-            if tells and no_speech is None and (self.ask.wants_no_speech or attempt.is_doubtful):
-                no_speech = (await requests.detect())[0].no_speech
+            is_asked = tells and no_speech is None
+            attempt = await self._attempt(requests, language, temperature, asks_silence=is_asked and not wants)
+            if is_asked and (wants or attempt.is_doubtful):
+                said = attempt.no_speech
+                no_speech = (await requests.detect())[0].no_speech if wants or said is None else said
             attempt = replace(attempt, no_speech=no_speech)
             if not attempt.should_be_repeated:
                 break
@@ -209,12 +211,16 @@ class Listening:
         ends = await self._work.run_later(WARP_S_PER_CELL * weights.size, token_ends, weights, speech.timestamp_s)
         return [*ends, ends[-1]]
 
-    async def _attempt(self, requests: PieceRequests, language: str | None, temperature: float) -> Attempt:
-        choice = requests.choice(language, temperature)
+    async def _attempt(
+        self, requests: PieceRequests, language: str | None, temperature: float, *, asks_silence: bool = False
+    ) -> Attempt:
+        choice = requests.choice(language, temperature, asks_silence=asks_silence)
         shown = replace(choice, request=replace(choice.request, asks=()))  # events that wait hold no features
         joint = self.ask.speech.joint(language) if requests.index else ""
-        output = CompletionOutput(0)
+        output, no_speech = CompletionOutput(0), None
         async for delta in requests.deltas(choice):
+            if delta.prompt_logprobs is not None:
+                no_speech = self.ask.speech.silence(choice.request.prompt_token_ids, delta.prompt_logprobs)
             if joint and delta.text:
                 delta, joint = replace(delta, text=joint + delta.text), ""
             delta.add_to(output)
@@ -225,7 +231,7 @@ class Listening:
             self.route.replica_id = requests.place.replica_id
         said = self.ask.speech.text(output.token_ids, self.ask.model.tokenizer)
         text = output.text if self._is_live else self._between(requests, language, said)
-        return Attempt.of(choice.request, output, text, temperature)
+        return replace(Attempt.of(choice.request, output, text, temperature), no_speech=no_speech)
 
     def _between(self, requests: PieceRequests, language: str | None, said: str) -> str:
         """Returns what is said, behind what stands between it and the piece before."""

@@ -111,6 +111,7 @@ class Transcriber(ScriptedClient):
         self.hears = "en"
         self.aligns: Callable[[EngineRequest, AlignmentAsk], NDArray[np.float32]] = diagonal
         self.no_speech = 0.01
+        self.tells_silence = True  # with the logprobs of a prompt, where they are asked for
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text, times and other marks among them."""
@@ -150,7 +151,17 @@ class Transcriber(ScriptedClient):
             part = tokens[start : start + self.step]
             is_last = start + self.step >= len(tokens)
             logprobs = [TokenLogprobs([token, 7], [self.logprob(request), -9.0], [1, 2]) for token in part]
-            yield EngineOutput(request.request_id, part, "stop" if is_last else None, logprobs=logprobs)
+            output = EngineOutput(request.request_id, part, "stop" if is_last else None, logprobs=logprobs)
+            if not start and request.sampling.prompt_logprobs is not None and self.tells_silence:
+                output.prompt_logprobs = self._of_prompt(request.prompt_token_ids)
+            yield output
+
+    def _of_prompt(self, prompt: list[int]) -> list[TokenLogprobs | None]:
+        """Silence behind the first mark, as likely as told, if nothing is likelier."""
+        likely = self.id_of("nospeech") if self.no_speech > 0.5 else 7
+        entry = TokenLogprobs([0, likely], [-9.0, math.log(max(self.no_speech, 1 - self.no_speech))], [2, 1])
+        marked = prompt.index(self.id_of("startoftranscript"))
+        return [entry if place == marked + 1 else None for place in range(len(prompt))]
 
     def _detected(self, request: EngineRequest, named: list[int]) -> EngineOutput:
         assert request.sampling.max_tokens == 1

@@ -486,8 +486,28 @@ def test_silence_is_no_text(client: Transcriber, sdk: openai.OpenAI) -> None:
     client.logprob, client.no_speech = lambda request: -1.5, 0.9
     assert sdk.audio.transcriptions.create(file=named(HALF), model="whisper").text == ""
     assert len(client.transcripts) == 1
+    assert len(client.detections) == 1  # for the language
     client.logprob = lambda request: -0.5  # it trusts its text
     assert sdk.audio.transcriptions.create(file=named(HALF), model="whisper").text == "Hello"
+
+
+@pytest.mark.parametrize(("no_speech", "text"), [(0.9, ""), (0.3, "Hello")])
+def test_what_tells_silence_comes_with_the_text(
+    client: Transcriber, http: httpx.Client, no_speech: float, text: str
+) -> None:
+    """Asked apart where an engine does not tell, and where the prompt has a text, or the answer the number itself."""
+    client.logprob, client.no_speech = lambda request: -1.5, no_speech
+    fields = {"language": "en", "temperature": "0.2"}
+    assert http.post(URL, data=fields, files={"file": HALF}).json()["text"] == text
+    assert (len(client.transcripts), len(client.detections)) == (1, 0)
+    for tells, more in ((False, {}), (True, {"prompt": "Ada"}), (True, {"response_format": "verbose_json"})):
+        client.requests.clear()
+        client.tells_silence = tells
+        answer = http.post(URL, data={**fields, **more}, files={"file": HALF}).json()
+        assert answer["text"] == text
+        assert (len(client.transcripts), len(client.detections)) == (1, 1)
+        for segment in answer.get("segments", ()):
+            assert segment["no_speech_prob"] == pytest.approx(no_speech)
 
 
 @pytest.mark.parametrize(
