@@ -37,14 +37,16 @@ def _body(example: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(client: openai.OpenAI, example: dict[str, Any]) -> str:
-    """The answer as the model wrote it: parsed tool calls are written out again."""
+    """The answer as the model wrote it: parsed thoughts and tool calls are written out again."""
     message = client.chat.completions.create(**_body(example)).choices[0].message
     calls = [
         f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}}}'
         for call in message.tool_calls or []
         if call.type == "function"
     ]
-    text = [message.content] if message.content else []
+    thought = (message.model_extra or {}).get("reasoning")
+    text = [f"{thought}\n</think>\n"] if thought else []
+    text += [message.content] if message.content else []
     return "\n".join([*text, *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)])
 
 
