@@ -73,12 +73,14 @@ class Incoming:
         loop.call_soon_threadsafe(self._take, 0, [*cutter.end()])
 
     def _take(self, num_bytes: int, pieces: Sequence[Piece]) -> None:
+        if self._has_left:  # what was on its way as the request ended holds nothing
+            return
         self._num_bytes += num_bytes
         more = max(0, self._num_bytes - self._held)
         self._held += more
         try:
             self._holding.add(more)
         except OverloadedError as error:
-            self._refusal, self._has_left = self._refusal or error, True
+            self._refusal, self._has_left = error, True
         self.pieces += pieces
         self._came.set()
