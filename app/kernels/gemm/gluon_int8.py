@@ -38,6 +38,7 @@ STAGES = gl.constexpr(4)
 SPAN = gl.constexpr(16)  # tiles of rows that share weights, and run together
 REGISTERS = 168  # of a thread, before the groups take those of the copying warp
 TILE = Int8Tile(ROWS.value * GROUPS.value, COLUMNS.value, DEPTH.value, 4, STAGES.value)
+COPIED_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)  # made once for all launches
 # A thread's numbers of 64 x 64 results as they lie in memory: 16 bytes of bf16 at a time, of a row of its own warp.
 STORE_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -186,9 +187,8 @@ def wide_int8_product(
     codes = weight.tiles.words.view(torch.int8)
     (num_rows, size), columns = x.shape, len(codes)
     out = torch.empty(num_rows, columns, dtype=dtype, device=x.device)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    d_x = TensorDescriptor(x, [num_rows, size], [size, 1], [ROWS.value, DEPTH.value], layout)
-    d_weight = TensorDescriptor(codes, [columns, size], [size, 1], [HALF.value, DEPTH.value], layout)
+    d_x = TensorDescriptor(x, [num_rows, size], [size, 1], [ROWS.value, DEPTH.value], COPIED_LAYOUT)
+    d_weight = TensorDescriptor(codes, [columns, size], [size, 1], [HALF.value, DEPTH.value], COPIED_LAYOUT)
     num_tiles = cdiv(num_rows, tile.rows) * cdiv(columns, tile.columns)
     wide_int8_kernel[(min(num_tiles, multiprocessors(x.device)),)](
         d_x, d_weight, row_scales, weight.tiles.scales, bias, out, num_rows, columns, size // DEPTH.value, num_tiles,

@@ -37,6 +37,7 @@ COPIERS = gl.constexpr(128)  # threads that copy
 REGISTERS, REGS, COPY_REGS = 168, 216, 72  # of a thread: before the groups take those of the copying warps, and after
 _LARGEST, _LEAST_SCALE = gl.constexpr(LARGEST), gl.constexpr(LEAST_SCALE)
 MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 32]))
+COPIED_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)  # made once for all launches
 # A thread's numbers as they lie in memory, 16 bytes at a time, of a row of its own warp: 64 x 64 of two bytes, and
 # 64 x 128 of one.
 WIDE_LAYOUT = gl.constexpr(
@@ -308,12 +309,11 @@ def wide_fp8_kernel(
 
 def launch_wide(programs: int, rows: torch.Tensor, words: torch.Tensor, stages: int, given: dict[str, Any]) -> None:
     """e4m3 rows [T, K] and words [E, N, K]; the rest as `triton_fp8` gives it to its own kernel."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     flat = words.flatten(0, 1)
-    d_words = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [DEPTH.value, DEPTH.value], layout)
+    d_words = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [DEPTH.value, DEPTH.value], COPIED_LAYOUT)
     d_x = None
     if given["DIV"] == 0:
-        d_x = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [ROWS.value, DEPTH.value], layout)
+        d_x = TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [ROWS.value, DEPTH.value], COPIED_LAYOUT)
     wide_fp8_kernel[(programs,)](
         p_x=rows, d_x=d_x, d_words=d_words, STAGES=stages, REGS=REGS, COPY_REGS=COPY_REGS, num_warps=4,
         maxnreg=REGISTERS, **given,
