@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    AudioFlamingo3ForConditionalGeneration,
     AutoConfig,
     Gemma4ForConditionalGeneration,
     Phi4MultimodalForCausalLM,
@@ -66,6 +67,20 @@ def _one_window(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 def _windows(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
     return {"input_features": torch.cat([values_of(item) for item in items])}
+
+
+def _flamingo(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    size, heard = 2 * POSITIONS, list[int]()
+    for item in items:
+        heard += [*[size] * (item.grid[0] - 1), item.grid[2] - size * (item.grid[0] - 1)]
+    mask = (torch.arange(size) < torch.tensor(heard)[:, None]).long()
+    return {**_windows(items), "input_features_mask": mask}
+
+
+def _flamingo_layout(frames: int) -> Sized:
+    windows, rest = divmod(frames - 1, 2 * POSITIONS)
+    tokens = windows * (POSITIONS // 2) + (rest // 2 + 1) // 2
+    return (windows + 1, MELS, 2 * POSITIONS), (windows + 1, 1, frames), tokens
 
 
 def _padded(items: Sequence[MediaItem], multiple: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,6 +218,17 @@ HEARING: dict[str, Hearing] = {
         _qwen2_audio_layout,
         _one_window,
         (64, 9, 33, 64),
+    ),
+    "audio_flamingo": Hearing(
+        AudioFlamingo3ForConditionalGeneration,
+        "audioflamingo3",
+        {
+            **{"audio_token_id": SOUND, "audio_config": {**VOXTRAL_EARS, "intermediate_size": 48}},
+            **{"text_config": {**TEXT, "model_type": "qwen2"}, "tie_word_embeddings": False},
+        },
+        _flamingo_layout,
+        _flamingo,
+        (64, 9, 33, 150),
     ),
     "voxtral": Hearing(
         VoxtralForConditionalGeneration,

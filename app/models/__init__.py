@@ -16,6 +16,9 @@ MODELS: Registry[type[CausalLM]] = Registry(
     {
         "AXK1ForCausalLM": "app.models.families.axk1:AXK1ForCausalLM",
         "BaiChuanForCausalLM": "app.models.families.baichuan:BaichuanForCausalLM",
+        "AudioFlamingo3ForConditionalGeneration": (
+            "app.models.multimodal.audio_flamingo:AudioFlamingo3ForConditionalGeneration"
+        ),
         "AyaVisionForConditionalGeneration": "app.models.multimodal.aya_vision:AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration": (
             "app.models.multimodal.cohere2_vision:Cohere2VisionForConditionalGeneration"

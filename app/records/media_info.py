@@ -58,6 +58,7 @@ VIDEO_PROCESSORS = {
 _PICTURES_IN_VIDEOS = ("glm4v",)  # families whose videos consist of the tokens of pictures
 # Families of processors of sounds (app/media/audio) by model type.
 SOUND_PROCESSORS = {
+    "audioflamingo3": "audio_flamingo",
     "qwen2_audio": "qwen2_audio",
     "voxtral": "voxtral",
     "gemma3n": "gemma3n",
@@ -72,6 +73,7 @@ _DEFAULT_AUDIO_IDS = {
     **dict.fromkeys(("qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), 151_646),
     **{"voxtral": 24, "gemma3n": 262_273, "gemma4": 258_881, "phi4_multimodal": 200_011},
     **dict.fromkeys(("qwen3_asr", "qwen3_asr_thinker"), 151_676),
+    "audioflamingo3": 151_669,
 }
 _BY_GRID = ("qwen_vl", "glm_ocr", "paddleocr_vl")  # processors whose pictures have positions by row and column
 # Names of the fields that hold the placeholders, beside `image_token_id` and `video_token_id`.

@@ -6,7 +6,7 @@ for each piece, or imports torch. The scale of mel and its filters are Slaney's 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ class MelSettings(FeatureSettings):
     hop: int = 160
     # Samples: fewer have silence behind them, more are all heard. None: those of a whole piece, and more are cut.
     least: int | None = None
+    num_windows: int = 1  # of equal length, whose features are each made alone
 
     @property
     def num_samples(self) -> int:
@@ -64,6 +65,8 @@ class MelFeatures:
         """[num_mels, num_frames] of a piece's samples; what is missing to a whole piece is silence, what is more is
         cut."""
         own, half = self._settings, self._settings.fft // 2
+        if own.num_windows > 1:
+            return self._of_windows(samples)
         is_cut, least = own.least is None, own.num_samples if own.least is None else own.least
         given = samples[: own.num_samples if is_cut else None].astype(np.float64)
         padded = np.pad(np.pad(given, (0, max(0, least - len(given)))), half, mode="reflect")
@@ -77,6 +80,13 @@ class MelFeatures:
             logs[begin : begin + len(found)] = found
         scaled = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
         return np.ascontiguousarray(scaled.T, dtype=np.float32)
+
+    def _of_windows(self, samples: Floats) -> Floats:
+        own = self._settings
+        each = replace(own, num_frames=own.num_frames // own.num_windows, num_windows=1)
+        begins = [each.num_samples * index for index in range(own.num_windows)]
+        maker = MelFeatures(each)
+        return np.concatenate([maker.of(samples[begin : begin + each.num_samples]) for begin in begins], axis=1)
 
     @cached_property
     def _window(self) -> Doubles:

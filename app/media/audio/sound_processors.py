@@ -8,6 +8,7 @@ from app.registry import Registry
 SOUND_PROCESSORS: Registry[type[SoundProcessor]] = Registry(
     "sound processor",
     {
+        "audio_flamingo": "app.media.audio.audio_flamingo:AudioFlamingoProcessor",
         "gemma3n": "app.media.audio.gemma:Gemma3nSounds",
         "gemma4": "app.media.audio.gemma:Gemma4Sounds",
         "phi4": "app.media.audio.phi4:Phi4Sounds",

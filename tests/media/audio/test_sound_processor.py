@@ -11,6 +11,7 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from app.errors import CheckpointError, InvalidRequestError
+from app.media.audio.audio_flamingo import AudioFlamingoProcessor
 from app.media.audio.qwen2_audio import Qwen2AudioProcessor
 from app.media.audio.sound_processor import SoundProcessor
 from app.media.audio.sound_processors import SOUND_PROCESSORS
@@ -53,6 +54,39 @@ def test_qwen2_audio_hears_what_transformers_does(reader: MediaReader, seconds: 
     assert picture.layout.runs == (("<A>", (((frames - 1) // 2 + 1) - 2) // 2 + 1),)  # as its processor counts
     found = np.frombuffer(picture.pixels, "<f4").reshape(picture.shape)
     np.testing.assert_allclose(found, expected["input_features"][0], atol=2e-4)
+
+
+@pytest.mark.parametrize("seconds", [0.03, 0.777, 1.0, 2.3, 3.0])
+def test_audio_flamingo_hears_what_transformers_does(reader: MediaReader, seconds: float) -> None:
+    """Each window is heard alone; tokens as its processor counts them, by the frames of all windows."""
+    wave, own = noise(seconds, seed=4), processor(AudioFlamingoProcessor)
+    picture = reader.read_sound(file_of(whole_numbers(wave)), "audio_flamingo", own, MAX_S)
+    judge, samples = WhisperFeatureExtractor(**EXTRACTOR), heard(wave)
+    windows = [samples[begin : begin + RATE] for begin in range(0, len(samples), RATE)]
+    options: dict[str, Any] = {"sampling_rate": RATE, "return_attention_mask": True, "padding": "max_length"}
+    expected = judge(windows, return_tensors="np", **options)
+    frames = int(expected["attention_mask"].sum())
+    assert picture.layout.grid == (len(windows), 1, frames)
+    assert picture.layout.runs == (("<A>", (((frames - 1) // 2 + 1) - 2) // 2 + 1),)
+    found = np.frombuffer(picture.pixels, "<f4").reshape(picture.shape)
+    np.testing.assert_allclose(found, expected["input_features"], atol=2e-4)
+    count = picture.layout.runs[0][1]
+    assert own.max_s(count) >= seconds
+    assert own.max_s(count - 1) < seconds
+
+
+def test_audio_flamingo_hears_so_long_and_no_longer() -> None:
+    own = processor(AudioFlamingoProcessor, {**EXTRACTOR, "max_audio_len": 3})
+    assert own.max_s(10_000) == 3
+    own.layout(3 * RATE)
+    with pytest.raises(InvalidRequestError, match=r"lasts 3\.00 s; the model hears 3 s"):
+        own.layout(3 * RATE + 1)
+    with pytest.raises(InvalidRequestError, match="too short"):
+        own.layout(20)
+    with pytest.raises(CheckpointError, match="max_audio_len"):
+        processor(AudioFlamingoProcessor, {**EXTRACTOR, "max_audio_len": "long"})
+    with pytest.raises(CheckpointError, match="max_source_positions=1"):
+        processor(AudioFlamingoProcessor, {"feature_size": 12}, max_source_positions=1)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 2.3])

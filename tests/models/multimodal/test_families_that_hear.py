@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from app.models.multimodal import gemma3n, gemma4, phi4_multimodal, qwen2_audio, qwen3_asr, qwen_omni, voxtral
+from app.models.multimodal import (
+    audio_flamingo,
+    gemma3n,
+    gemma4,
+    phi4_multimodal,
+    qwen2_audio,
+    qwen3_asr,
+    qwen_omni,
+    voxtral,
+)
 from app.models.multimodal.base import MediaModel
 from tests.engine.core_driver import assert_idle, run
 from tests.engine.test_pictures import core_of, request
@@ -19,6 +28,7 @@ CLASSES: dict[str, type[MediaModel]] = {
     "phi4": phi4_multimodal.Phi4MultimodalForCausalLM,
     "gemma3n": gemma3n.Gemma3nForConditionalGeneration,
     **dict.fromkeys(("gemma4", "gemma4-whole"), gemma4.Gemma4ForConditionalGeneration),
+    "audio_flamingo": audio_flamingo.AudioFlamingo3ForConditionalGeneration,
     "qwen2_audio": qwen2_audio.Qwen2AudioForConditionalGeneration,
     "voxtral": voxtral.VoxtralForConditionalGeneration,
     "qwen3_asr": qwen3_asr.Qwen3ASRForConditionalGeneration,
@@ -30,7 +40,7 @@ CHUNKS = {"gemma4-whole": 256}
 # So few that requests are preempted.
 FEW_BLOCKS = {
     **{"qwen2_audio": 16, "voxtral": 13, "qwen3_asr": 23, "qwen2_5_omni": 12, "qwen3_omni": 18, "gemma4": 12},
-    **{"gemma4-whole": 12, "phi4": 12, "gemma3n": 20},
+    **{"gemma4-whole": 12, "phi4": 12, "gemma3n": 20, "audio_flamingo": 16},
 }
 
 
