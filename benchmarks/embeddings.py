@@ -124,7 +124,7 @@ def in_bulk(args: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             tokenizer = str(ROOT / "app/assets/tiny-chat")
-            own = {"load_format": "dummy", "runner": "pooling", "max_num_batched_tokens": 32768, "max_num_seqs": 256}
+            own = {"load_format": "dummy", "runner": "pooling", "max_num_seqs": 256}
             options = {**own, "max_model_len": 512, "enable_prefix_caching": False, **args.engine}
             with LLM(folder, tokenizer=tokenizer, **options) as llm:
                 for kind, lengths in (("512", [512] * args.texts), ("mixed", mixed_lengths(args.texts, 512))):

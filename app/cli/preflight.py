@@ -27,6 +27,7 @@ from app.config.model import ModelConfig
 from app.config.serve import ServeConfig
 from app.deployments.config_check import check_config
 from app.errors import ConfigError
+from app.records.pooling_info import whole_prompts
 from app.registry import suggestion
 
 GIB = 1 << 30
@@ -167,12 +168,12 @@ def _check_gpu_memory(engine: EngineConfig, weights: int, machine: Machine, lack
 
 def _cpu_kv_bytes(engine: EngineConfig, info: ModelInfo, dtype: str) -> int:
     """Bytes that the KV cache will take; ConfigError when it could not hold one request."""
-    if not info.is_causal:
-        return 0  # an encoder has no cache
+    max_model_len = engine.max_model_len or info.max_position_embeddings
+    if whole_prompts(engine, info, max_model_len):
+        return 0  # nothing is cached
     per_block = kv_bytes_per_token(info, dtype) * engine.block_size
     if engine.num_blocks is not None:
         return engine.num_blocks * per_block
-    max_model_len = engine.max_model_len or info.max_position_embeddings
     needed = -(-max_model_len // engine.block_size)
     affordable = engine.kv_cache_memory_bytes // per_block
     if affordable < needed and engine.hybrid_kv_cache == "auto" and info.hf_config.get("sliding_window"):

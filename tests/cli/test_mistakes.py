@@ -173,6 +173,8 @@ def test_too_little_memory_for_one_request(manta: Manta) -> None:
     needed = mistake.partition("raise it to ")[2].split()[0]
     assert manta("serve", "--kv-cache-memory-bytes", needed, "--port", free_port(), "--dry-run").code == 0
     assert manta("serve", "--kv-cache-memory-bytes", int(needed) - 1).code == 2
+    pooled = ("--runner", "pooling", "--no-enable-prefix-caching", "--max-model-len", 512)  # which caches nothing
+    assert manta("serve", "--kv-cache-memory-bytes", 1 << 16, *pooled, "--port", free_port(), "--dry-run").code == 0
 
 
 def test_too_little_gpu_memory(manta: Manta, monkeypatch: pytest.MonkeyPatch) -> None:
