@@ -99,7 +99,7 @@ def causal_conv(
     out = torch.empty(num_tokens, channels, dtype=x.dtype, device=x.device)
     if num_tokens == 0:
         return out
-    one_each, tiles = num_tokens == num_rows, cdiv(channels, _CHANNELS)
+    one_each, tiles = num_tokens == num_rows == step.num_short, cdiv(channels, _CHANNELS)
     size = _FEW_TOKENS if one_each else _MANY_TOKENS
     causal_conv_kernel[(cdiv(num_tokens, size), tiles)](
         x, weight, bias, states, step.starts, step.sources, step.slots, step.row_of_token, out, num_tokens,

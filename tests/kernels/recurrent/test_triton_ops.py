@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.kernels.recurrent import DeltaHeads, GatedNorm, reference
+from app.kernels.recurrent import DeltaHeads, GatedNorm, StateStep, reference
 from app.kernels.recurrent.triton_ops import OPS
 from tests.kernels.recurrent import cases, checks
 from tests.kernels.recurrent.cases import CASES
@@ -19,6 +19,22 @@ EVEN = DeltaHeads(num_keys=1, num_values=2, key_dim=16, value_dim=16)
 @pytest.mark.parametrize("name", list(CASES))
 def test_causal_conv(name: str) -> None:
     checks.check_conv(OPS, CASES[name], 4, has_bias=name != "mixed", activate=name != "decode")
+
+
+def test_causal_conv_of_as_many_requests_as_tokens_where_some_have_none() -> None:
+    """As in a captured step with room for more prompts than came."""
+    made = {name: torch.tensor(value, dtype=torch.int32, device=cases.DEVICE) for name, value in {
+        "starts": [0, 1, 3, 3], "slots": [2, 5, -1], "sources": [2, 5, -1], "row_of_token": [0, 1, 1],
+    }.items()}  # fmt: skip
+    step = StateStep(**made, num_short=1, short_len=1, chunks=torch.empty(0, 2, dtype=torch.int32))
+    x, weight = cases.wide(3, 40, 1), cases.randn(40, 4, seed=2)
+    states = [cases.randn(cases.SLOTS, 3, 40, seed=3) for _ in range(2)]
+    truth, found = (
+        ops.causal_conv(x, weight, None, left, step, activate=True)
+        for ops, left in zip((reference.OPS, OPS), states, strict=True)
+    )
+    torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", list(CASES))
