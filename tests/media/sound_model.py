@@ -22,6 +22,7 @@ MARKS = {
     **dict.fromkeys(("qwen2_audio", "qwen2_5_omni"), ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")),
     **{"voxtral": ("[AUDIO]", "[BEGIN_AUDIO]", ""), "qwen3_asr": _PAD, "qwen3_omni": _PAD},
     "gemma4": ("<|audio|>", "<|audio>", "<audio|>"),
+    "audio_flamingo": ("<sound>", "", ""),
 }
 BARE = ("gemma4",)  # whose templates write the placeholder alone
 TEMPLATE = """{%- for m in messages %}<|im_start|>{{ m.role }}

@@ -22,7 +22,7 @@ from tests.tiny_hearing import MELS, POSITIONS, hearing_model, judge_of, told
 TOKENS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 WINDOW = 2 * POSITIONS * 160  # samples
-FAMILIES = ["qwen2_audio", "voxtral", "qwen2_5_omni", "qwen3_asr", "gemma4"]
+FAMILIES = ["qwen2_audio", "audio_flamingo", "voxtral", "qwen2_5_omni", "qwen3_asr", "gemma4"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -52,6 +52,11 @@ def heard(name: str, samples: np.ndarray) -> MediaItem:
         whole = WhisperFeatureExtractor(feature_size=MELS)(samples, sampling_rate=RATE, **options).input_features[0]
         values = whole.reshape(MELS, -1, 2 * POSITIONS).transpose(1, 0, 2)
         return item(values, (len(values), 1, 2 * POSITIONS))
+    if name == "audio_flamingo":
+        windows = [samples[begin : begin + WINDOW] for begin in range(0, len(samples), WINDOW)]
+        options |= {"padding": "max_length", "max_length": WINDOW}
+        given = WhisperFeatureExtractor(feature_size=MELS)(windows, sampling_rate=RATE, **options)
+        return item(given["input_features"], (len(windows), 1, int(given["attention_mask"].sum())))
     if name == "gemma4":
         found = Gemma4AudioFeatureExtractor(feature_size=MELS)([samples])
         count = int(found["input_features_mask"][0].sum())
@@ -86,7 +91,7 @@ def judged(name: str, ids: list[int], waves: list[np.ndarray]) -> list[int]:
 
 def test_a_sound_becomes_transformers_tokens(llm: LLM) -> None:
     name, waves = name_of(llm), [noise(0.5, seed=1), noise(0.62, seed=2)]
-    if name == "voxtral":
+    if name in ("voxtral", "audio_flamingo"):
         waves[1] = noise(1.5, seed=2)  # three windows
     parts = [{"type": "audio", "audio": (wave[:, 0], RATE)} for wave in waves]
     text = {"type": "text", "text": "and"}
@@ -124,7 +129,7 @@ def test_wrong_forms(llm: LLM) -> None:
     for prompt, says in wrong:
         with pytest.raises(InvalidRequestError, match=says):
             llm.generate(prompt, use_tqdm=False)
-    if name_of(llm) in ("qwen2_audio", "voxtral", "qwen3_asr"):
+    if name_of(llm) in ("qwen2_audio", "audio_flamingo", "voxtral", "qwen3_asr"):
         with pytest.raises(UnsupportedError, match="takes sounds; it takes no pictures"):
             llm.generate({"prompt": place, "multi_modal_data": {"image": picture()}}, use_tqdm=False)
 
