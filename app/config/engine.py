@@ -254,10 +254,9 @@ class EngineConfig(Frozen):
     )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Replay decode steps, and steps of encoders, from CUDA graphs. `auto`: on a GPU where "
-        "attention_backend can be captured, "
-        "going on without them should the capture fail (with tensor_parallel_size > 1 an error); `on`: an error where "
-        "they cannot be had.",
+        description="Replay decode steps, steps with prompts and steps of encoders from CUDA graphs. `auto`: on a GPU "
+        "where attention_backend can be captured, going on without them should the capture fail (with "
+        "tensor_parallel_size > 1 an error); `on`: an error where they cannot be had.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -266,7 +265,7 @@ class EngineConfig(Frozen):
         "without a graph. When not given: 1, 2, 4, 8, 16, 24, ... up to max_num_seqs.",
     )
     cuda_graph_prompt_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
-        0,
+        "auto",
         description="Most prompt tokens of steps with prompts that are replayed from CUDA graphs, which are captured "
         "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
         "steps; below 64: none. Not with several workers, drafts or `deterministic`; steps that show pictures, or have "

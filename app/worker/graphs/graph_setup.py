@@ -28,6 +28,7 @@ logger = logging.getLogger("manta.graphs")
 
 MOST_AT_START = 128  # graphs: about 0.15 s each
 LEAST_FREE_BYTES = 256 << 20  # of the device, or no more graphs are captured in idle time
+MOST_OF_DEVICE = 0.02  # of its memory, kept for graphs of steps with prompts: they gain time, but no room
 
 
 class GraphSetup:
@@ -144,7 +145,7 @@ class GraphSetup:
         return [*found, *(() if self.prompts is None else self.prompts.missing)]
 
     def _measure_prompts(self) -> int:
-        """Bytes that graphs of steps with prompts will take; they are none where the device does not wait for the
+        """Bytes to keep for graphs of steps with prompts; there are none where the device does not wait for the
         host."""
         step = self.prompt_step
         if step is None or self._of_prompts is not None:
@@ -154,6 +155,8 @@ class GraphSetup:
                 step.limit(prompt_graphs.waits_up_to(step, self._device))
             make = partial(PromptGraphs, step, Recorder(self._device))
             self._of_prompts = cuda_graphs.measure(make, self._device) if step.keys else 0
+            most = int(MOST_OF_DEVICE * torch.cuda.mem_get_info(self._device)[1])
+            self._of_prompts = min(self._of_prompts, most)
         except Exception as error:  # as above
             logger.warning("CUDA graphs: steps with prompts cannot be captured", exc_info=error)
             if self._config.cuda_graphs == "on":

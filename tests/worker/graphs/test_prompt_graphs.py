@@ -11,7 +11,7 @@ import torch
 from app.config.engine import EngineConfig
 from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
-from app.worker.graphs import prompt_graphs
+from app.worker.graphs import cuda_graphs, prompt_graphs
 from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.prompt_graphs import PromptGraphs, refusal, waits_up_to
 from app.worker.graphs.prompt_step import PromptStep
@@ -40,9 +40,12 @@ def test_captured_while_the_engine_idles(driver: Driver, monkeypatch: pytest.Mon
     monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
     with torch.inference_mode():
-        without = set_up(driver).reserve()
+        without = set_up(driver, cuda_graph_prompt_tokens=0).reserve()
         setup = set_up(driver, cuda_graph_prompt_tokens=128)
         assert setup.reserve() > without
+        monkeypatch.setattr(cuda_graphs, "measure", lambda *_: 1 << 30)
+        most = set_up(driver, cuda_graph_prompt_tokens=128).reserve() - (1 << 30)
+        assert most == int(0.02 * (1 << 34)), "a small share of the device, whatever the trial says"
         assert setup.capture() is not None
         count = 2 * 3  # sizes, and kinds that 16 rows can have
         assert setup.note.endswith(
@@ -70,7 +73,7 @@ def test_what_cannot_be_captured_costs_the_others_nothing(driver: Driver, monkey
     monkeypatch.setattr(PromptGraphs, "capture", lambda *_: 1 / 0)
     with torch.inference_mode():
         setup = set_up(driver, cuda_graph_prompt_tokens=128)
-        assert setup.reserve() == set_up(driver).reserve()
+        assert setup.reserve() == set_up(driver, cuda_graph_prompt_tokens=0).reserve()
         assert setup.capture() is not None
         assert setup.prompts is None
         with pytest.raises(ConfigError, match=r"cannot be captured: ZeroDivisionError.*cuda_graph_prompt_tokens=0"):
@@ -116,7 +119,7 @@ def test_only_steps_that_wait_for_the_host(
 def test_refused(driver: Driver, options: dict[str, Any], reason: str) -> None:
     runner = driver.worker._runner
     assert runner is not None
-    config = EngineConfig(**{"cuda_graph_prompt_tokens": "auto", **options})
+    config = EngineConfig(**options)
     assert refusal(config, runner._forward) == reason
 
 
