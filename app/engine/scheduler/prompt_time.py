@@ -1,11 +1,12 @@
 """Says how long the prompts of a step may take, so that who decodes or comes beside them waits little.
 
-Of `max_step_s` the decodes of the step take their part, and prompts get the rest. But a step has a fixed part, however
-few its tokens: its launches, and weights that are read anew. A step of short rests of prompts tells it. So prompts have
-at least as many tokens as bring their step to WORTH times that part: where it is long, shorter ones would be hardly
-quicker, and many more. On a GPU, once more prompts wait than BACKLOG_STEPS steps compute, steps grow with what waits,
-and at saturation are as long as the budget of tokens allows. Where even the fewest tokens take longer than `max_step_s`
-(a CPU), up to PAUSE_STEPS steps of decodes alone follow, so that the average is near it.
+Of `max_step_s` the decodes of the step take their part, and prompts get the rest; where one ends with it, a quarter
+more. But a step has a fixed part, however few its tokens: its launches, and weights that are read anew. Steps that are
+short, as of rests of prompts, tell it. On a GPU prompts have at least as many tokens as bring their step to WORTH times
+that part: where it is long, shorter ones would be hardly quicker, and many more. Once more prompts wait than
+BACKLOG_STEPS steps compute, steps grow with what waits there, and at saturation are as long as the budget of tokens
+allows. Where even the fewest tokens take longer than `max_step_s` (a CPU), up to PAUSE_STEPS steps of decodes alone
+follow, so that the average is near it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ MIN_TIMED_TOKENS = 128  # of prompts in a step, however long they take: fewer ar
 MIN_ALONE_TOKENS = 512
 PAUSE_STEPS = 2
 SIGNIFICANT_BITS = 4  # of a number of tokens, so that steps have few sizes
-PLANNED = 0.92  # of the time: steps vary
 WORTH = 1.5
-SHORT = 0.5  # times as many tokens as steps have had lately, or fewer: a step that tells the fixed part
+MOST_WORTH = 2048  # tokens: more take a device longer than any host takes for launches
+SHORT = 0.6  # times as many tokens as steps usually have, or fewer: a step that tells the fixed part
 FULL = 0.85  # times as many, or more: one that tells what a token takes
-LAST = 1.125  # times as many tokens as it has time for, where that is all there is
+LAST = 1.25  # times as many tokens as a step has time for, where a prompt ends with them
 WEIGHT = 0.25  # of the last step in an average
-FORGOTTEN = 0.03  # of the most tokens that a step has had, with each step
+DOUBTED = 0.002  # of the fixed part, with each other step: short ones may not come until all are shorter
+FORGOTTEN = 0.01  # of the most tokens that steps usually have, with each step
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class PromptTime:
     max_step_s: float = 0.0
     grows: bool = False  # with what waits
     _pause: int = field(default=0, init=False)  # steps of decodes alone that are still to follow
-    _most: float = field(default=0.0, init=False)  # tokens that a step has had lately
+    _usual: float = field(default=0.0, init=False)  # tokens that a step has lately, unless more waits
     _fixed_s: float = field(default=0.0, init=False)  # what the prompts of a short step take; 0 until told
     _token_s: float = field(default=0.0, init=False)  # what a token of a full step takes; 0 until told
 
@@ -44,20 +46,27 @@ class PromptTime:
         """A step's `num_tokens` tokens of prompts took so long, beside its decodes."""
         if prompts_s <= 0:
             return
-        self._most = max(num_tokens, (1 - FORGOTTEN) * self._most)
-        if num_tokens <= SHORT * self._most:
+        if not self._fixed_s or num_tokens <= SHORT * self._usual:  # the first one may be any
             self._fixed_s = _average(self._fixed_s, prompts_s)
-        elif num_tokens >= FULL * self._most:
+        else:
+            self._fixed_s *= 1 - DOUBTED
+        if num_tokens >= FULL * self._usual:
             self._token_s = _average(self._token_s, prompts_s / num_tokens)
 
     def most_tokens(
-        self, token_s: float, decode_s: float, backlog: int, is_alone: bool, room: int = 1 << 30
+        self,
+        token_s: float,
+        decode_s: float,
+        backlog: int,
+        is_alone: bool,
+        room: int = 1 << 30,
+        first: int = 0,
     ) -> int | None:
         """Returns how many tokens of prompts the step has time for; None: any number.
 
         `token_s`: seconds that a token of a prompt takes, 0 until measured; `decode_s`: that the step's decodes take;
         `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes; `room`:
-        tokens that the step's budget has left for prompts.
+        tokens that the step's budget has left for prompts; `first`: those of the prompts whose turn it is.
         """
         if not self.max_step_s or not token_s:
             return None
@@ -67,13 +76,14 @@ class PromptTime:
         if decode_s and self._pause:
             self._pause -= 1
             return 0
-        tokens, longest = ((share * self.max_step_s - decode_s) / token_s for share in (PLANNED, 1.0))
+        tokens = (self.max_step_s - decode_s) / token_s
         if self.grows:
-            tokens = max(tokens, backlog / BACKLOG_STEPS, WORTH * self._fixed_s / (self._token_s or token_s))
-        few = min(MIN_TIMED_TOKENS, backlog, room)
-        self._pause = self._steps_to_pause(few - max(tokens, longest), token_s, decode_s)
+            tokens = max(tokens, min(MOST_WORTH, WORTH * self._fixed_s / (self._token_s or token_s)))
+            self._usual = max(tokens, (1 - FORGOTTEN) * self._usual)
+            tokens = max(tokens, backlog / BACKLOG_STEPS)
+        self._pause = self._steps_to_pause(min(MIN_TIMED_TOKENS, backlog, room) - tokens, token_s, decode_s)
         most = _rounded(max(MIN_TIMED_TOKENS, int(tokens)))
-        return backlog if most < backlog <= LAST * most else most
+        return first if most < first <= LAST * most else most
 
     def _steps_to_pause(self, tokens_over: float, token_s: float, decode_s: float) -> int:
         if tokens_over <= 0:

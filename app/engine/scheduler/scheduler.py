@@ -266,13 +266,14 @@ class Scheduler:
         num_short = behind.size + len(self.waiting)
         if num_short:
             is_crowded = num_short > 1
-            costs = self._statistics.costs
+            costs, to_compute = self._statistics.costs, int(pending[behind].sum())
             most = self._rules.prompt_time.most_tokens(
                 costs.prefill_token_s,
                 costs.decode_step_s if plan.has_decodes else 0.0,
-                backlog=int(pending[behind].sum()) + self.waiting.load.to_compute,
+                backlog=to_compute + self.waiting.load.to_compute,
                 is_alone=not is_crowded and not plan.has_decodes,
                 room=plan.budget.left,
+                first=to_compute or next((one.num_tokens for one in self.waiting.first(1)), 0),
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)

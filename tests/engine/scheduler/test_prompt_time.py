@@ -14,7 +14,7 @@ def tokens(token_s: float, decode_s: float = 0.0, backlog: int = 10**4, *, is_al
 @pytest.mark.parametrize(
     ("token_s", "is_alone", "most"),
     [
-        (1e-4, False, 448),  # 460 take as long as a step is planned; four bits of it
+        (1e-4, False, 480),  # 500 take as long as a step shall; four bits of it
         (1e-4, True, 1920),  # 2,000 take 0.2 s, and a float is a little less: nobody else waits, but somebody may come
         (1e-2, False, MIN_TIMED_TOKENS),  # too slow for any step to be short
         (1e-2, True, MIN_ALONE_TOKENS),
@@ -35,15 +35,15 @@ def test_a_lone_prompt_is_not_cut_for_a_small_rest() -> None:
 
 
 def test_decodes_take_their_part_of_the_time() -> None:
-    assert tokens(1e-4, decode_s=0.024) == 208
+    assert tokens(1e-4, decode_s=0.024) == 256
     assert tokens(1e-4, decode_s=0.06) == MIN_TIMED_TOKENS
 
 
 def test_steps_grow_with_what_waits_only_where_they_may() -> None:
     growing = PromptTime(0.05, grows=True)
-    assert growing.most_tokens(1e-4, 0.0, 4000, False) == 448
+    assert growing.most_tokens(1e-4, 0.0, 4000, False) == 480
     assert growing.most_tokens(1e-4, 0.0, 10240, False) == 1024
-    assert tokens(1e-4, backlog=10240) == 448
+    assert tokens(1e-4, backlog=10240) == 480
 
 
 def test_without_a_time_there_is_no_limit() -> None:
@@ -84,41 +84,59 @@ def test_a_budget_that_holds_few_tokens_needs_no_pause() -> None:
     assert 0 not in found
 
 
-def told(time_of: PromptTime, fixed_s: float, token_s: float, steps: int = 300) -> list[int]:
+def told(time_of: PromptTime, fixed_s: float, token_s: float, length: int) -> list[int]:
     """Tokens of prompts in steps that take as long as their tokens or as a fixed part, whichever is longer; prompts of
-    1,000 tokens come, and a rest of one is a step of its own."""
-    found, rest = list[int](), 0
-    for _ in range(steps):
-        average = max(fixed_s, token_s * 500) / 500  # of what steps have had: it is not what a long one costs
-        most = time_of.most_tokens(average, 0.0, rest or 1000, False)
+    `length` tokens wait one behind the other."""
+    found, rest, seconds = list[int](), length, fixed_s + length * token_s
+    for _ in range(400):
+        average = seconds / (found[-1] if found else length)
+        most = time_of.most_tokens(average, 0.0, 2 * length, False, first=rest)
         assert most is not None
-        tokens = min(most, rest or 1000)
-        rest = (rest or 1000) - tokens
-        time_of.note(tokens, max(fixed_s, token_s * tokens))
+        tokens = min(most, rest)
+        rest = rest - tokens or length
+        seconds = max(fixed_s, token_s * tokens)
+        time_of.note(tokens, seconds)
         found.append(tokens)
     return found
 
 
-def test_prompts_are_not_cut_where_shorter_steps_are_no_quicker() -> None:
-    """A step takes 0.1 s, or 0.05, however few tokens it has: a whole prompt is no longer. Where steps take as long as
-    their tokens, those of 1 ms for ten, prompts are cut to what fits."""
-    for fixed_s in (0.1, 0.05):
-        found = told(PromptTime(0.05, grows=True), fixed_s=fixed_s, token_s=1e-5)
-        assert found[-20:] == [1000] * 20
-    found = told(PromptTime(0.05, grows=True), fixed_s=0.0, token_s=1e-4)
-    assert max(found[-20:]) * 1e-4 < 0.05
-    found = told(PromptTime(0.05), fixed_s=0.1, token_s=1e-5)
-    assert max(found[-20:]) < 500, "where steps do not grow, they keep their time"
+@pytest.mark.parametrize("fixed_s", [0.1, 0.05])
+@pytest.mark.parametrize("length", [700, 1000, 1900])
+def test_prompts_are_not_cut_where_shorter_steps_are_no_quicker(fixed_s: float, length: int) -> None:
+    """A step takes 0.1 s, or 0.05, however few tokens it has: a whole prompt is no longer. Now and then one is cut,
+    which tells whether that is so yet."""
+    found = told(PromptTime(0.05, grows=True), fixed_s, 1e-5, length)
+    assert sum(tokens == length for tokens in found[-200:]) > 160
 
 
-def test_a_small_rest_is_not_left_to_a_step_of_its_own() -> None:
-    """440 tokens of 0.1 ms are what 46 ms have time for."""
-    assert tokens(1e-4, backlog=500) == 500
-    assert tokens(1e-4, backlog=540) == 448
+def test_prompts_are_cut_where_steps_take_as_long_as_their_tokens() -> None:
+    found = told(PromptTime(0.05, grows=True), fixed_s=0.0, token_s=1e-4, length=3000)
+    assert max(found[-100:]) * 1e-4 < 1.5 * 0.05
+    assert sum(found[-100:]) > 100 * 350
+
+
+def test_what_waits_does_not_make_steps_longer_for_good() -> None:
+    """8,192 tokens a step at first, as 100,000 wait; then 1,000 at a time, of 0.1 ms."""
+    time_of = PromptTime(0.05, grows=True)
+    for _ in range(20):
+        time_of.most_tokens(1e-4, 0.005, 100_000, False)
+        time_of.note(8192, 0.8)
+    for _ in range(1000):
+        most = time_of.most_tokens(1e-4, 0.005, 1000, False, first=1000)
+        assert most is not None
+        time_of.note(min(most, 1000), 1e-4 * min(most, 1000))
+    assert most <= 600
+
+
+def test_a_prompt_is_not_left_a_small_rest() -> None:
+    """480 tokens of 0.1 ms are what 50 ms have time for."""
+    assert PromptTime(0.05).most_tokens(1e-4, 0.0, 4000, False, first=600) == 600
+    assert PromptTime(0.05).most_tokens(1e-4, 0.0, 4000, False, first=601) == 480
+    assert PromptTime(0.05).most_tokens(1e-4, 0.0, 4000, False, first=300) == 480
 
 
 def test_steps_that_took_no_time_of_their_own_tell_nothing() -> None:
     time_of = PromptTime(0.05, grows=True)
     for prompts_s in (0.0, -0.01):
         time_of.note(100, prompts_s)
-    assert time_of.most_tokens(1e-4, 0.0, 4000, False) == 448
+    assert time_of.most_tokens(1e-4, 0.0, 4000, False) == 480

@@ -73,8 +73,9 @@ def waits_s(max_step_s: float | None, launches_s: float = 0.0, rate: float = RAT
 
 
 def test_gaps_between_tokens_keep_the_objective() -> None:
-    """Where steps take as long as their tokens do, some are twice as long."""
-    assert np.quantile(waits_s(None)[1], 0.99) < 1.02 * GPU_STEP_S
+    """But for a prompt that would be cut shortly before its end. Where steps take as long as their tokens do, some are
+    twice as long."""
+    assert np.quantile(waits_s(None)[1], 0.99) < 1.25 * GPU_STEP_S
     assert np.quantile(waits_s(0.0)[1], 0.99) > 2.0 * GPU_STEP_S
 
 
