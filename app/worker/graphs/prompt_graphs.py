@@ -130,4 +130,6 @@ def refusal(config: EngineConfig, forward: ForwardPass) -> str | None:
         return "deterministic"
     if not forward.captures_prompts:
         return "layers that plan such steps on the host"
+    if config.cuda_graph_prompt_tokens == "auto" and not forward.captures_context:
+        return "latent attention, of which none has run on a GPU yet: only where a number is given"
     return None

@@ -123,6 +123,14 @@ def test_refused(driver: Driver, options: dict[str, Any], reason: str) -> None:
     assert refusal(config, runner._forward) == reason
 
 
+def test_latent_attention_must_be_asked_for() -> None:
+    forward: Any = SimpleNamespace(captures_prompts=True, captures_context=False)
+    assert refusal(EngineConfig(cuda_graph_prompt_tokens=256), forward) is None
+    assert str(refusal(EngineConfig(), forward)).startswith("latent attention")
+    forward.captures_context = True
+    assert refusal(EngineConfig(), forward) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replays_on_a_gpu_give_what_the_steps_give(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
