@@ -571,6 +571,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(attention, torch.bfloat16, (8, 4, 256), 16, soft_cap=50.0),
         partial(attention, torch.bfloat16, (8, 4, 256), 16, KV_FP8, sliding_window=100),
         partial(attention, torch.float16, (7, 1, 80), 32),
+        partial(attention, torch.float32, (8, 4, 8), 16),  # heads of fewer columns than a product takes
         *(partial(sharing, num_requests) for num_requests in (256, 512, 4096)),
         partial(delta_net, torch.bfloat16, DeltaHeads(16, 32, 128, 128)),
         partial(delta_net, torch.float32, DeltaHeads(2, 4, 24, 40)),

@@ -20,7 +20,7 @@ import triton.language as tl
 from app.kernels.attention import AttentionMetadata, AttentionOptions
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
 from app.kernels.attention.triton_shared_splits import RUN_WORDS, SharedSplits
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, head_columns
 from app.kernels.launch import multiprocessors, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
@@ -134,7 +134,7 @@ def attend_runs(
         S=block_size,
         BM=tile.rows,
         BN=min(tile.keys, tile_keys),
-        BD=next_power_of_2(head_dim),
+        BD=head_columns(head_dim),
         GROUP_SLOTS=shared.members.shape[1],
         RUN_WORDS=RUN_WORDS,
         USE_CAP=options.soft_cap is not None,

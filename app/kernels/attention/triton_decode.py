@@ -32,7 +32,7 @@ from app.kernels.attention.triton_splits import (
     programs_for,
     unpack_item,
 )
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, head_columns, weight_of_sink
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
 from app.kernels.launch import early_launch, next_power_of_2, register_limit
 from app.kernels.quick_launch import quick_launch
@@ -389,7 +389,7 @@ def decode(
 
 def _sizes(group: int, head_dim: int, tile: DecodeTile, each: int) -> dict[str, int]:
     """Returns how contexts are cut and partial results merged: what both kernels are compiled for."""
-    rows, columns = next_power_of_2(group * each), next_power_of_2(head_dim)
+    rows, columns = next_power_of_2(group * each), head_columns(head_dim)
     return {
         "G": group,
         "BG": rows,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from app.kernels.attention.encoder import ScoreBias, TiledPlan
 from app.kernels.attention.encoder_groups import GroupPlan
-from app.kernels.attention.triton_tile import LOG2_E, NO_MAX
+from app.kernels.attention.triton_tile import LOG2_E, NO_MAX, head_columns
 from app.kernels.launch import next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 from app.platforms.to_device import to_device
@@ -250,7 +250,7 @@ def launch(
     encoder_kernel[(len(tiles), num_heads)](
         query, key, value, sight.seen, out, tiles, sight.scale, sight.window or 0,
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *out.stride()[:2],
-        G=num_heads // key.shape[1], D=head_dim, BM=tile.rows, BN=tile.keys, BD=max(16, next_power_of_2(head_dim)),
+        G=num_heads // key.shape[1], D=head_dim, BM=tile.rows, BN=tile.keys, BD=head_columns(head_dim),
         USE_WINDOW=sight.window is not None, IS_CAUSAL=sight.is_causal,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,

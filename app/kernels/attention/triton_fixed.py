@@ -18,7 +18,7 @@ import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, AttentionOps, AttentionOptions, HeadBias
 from app.kernels.attention.triton_ops import check_sizes, write_kv
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, head_columns
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
@@ -248,7 +248,7 @@ def _attend(
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         sums, maxima = (torch.empty(shape, dtype=torch.float32, device=query.device) for _ in range(2))
     sizes = {
-        "HQ": num_heads, "D": head_dim, "BD": next_power_of_2(head_dim), "SPLIT": SPLIT_KEYS,
+        "HQ": num_heads, "D": head_dim, "BD": head_columns(head_dim), "SPLIT": SPLIT_KEYS,
         "USE_WINDOW": window is not None, **early_launch(query.device),
     }  # fmt: skip
     grid = (cdiv(part.longest, num_rows // group), num_kv_heads, num_requests * part.shares)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, AttentionOptions, HeadBias
 from app.kernels.attention.triton_quantize import query_to_fp8_keys
-from app.kernels.attention.triton_tile import NO_MAX, attend_tile, weight_of_sink
+from app.kernels.attention.triton_tile import NO_MAX, attend_tile, head_columns, weight_of_sink
 from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
@@ -201,7 +201,7 @@ def prefill(
         S=block_size,
         BM=num_rows,
         BN=tile.keys,
-        BD=next_power_of_2(head_dim),
+        BD=head_columns(head_dim),
         USE_WINDOW=options.sliding_window is not None,
         USE_CAP=options.soft_cap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",

@@ -12,9 +12,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from app.kernels.launch import next_power_of_2
+
 # The maximum of a row that has seen nothing. Finite, so that hidden scores (-inf) give exp2(-inf) = 0 and not NaN.
 NO_MAX = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def head_columns(head_dim: int) -> int:
+    """Columns of a tile of heads: a power of two, and no fewer than a product takes on a GPU."""
+    return max(16, next_power_of_2(head_dim))
 
 
 @triton.jit

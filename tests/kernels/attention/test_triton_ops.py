@@ -71,6 +71,10 @@ def test_mixed_batch(num_heads: int, num_kv_heads: int, head_dim: int, dtype: to
     )
 
 
+def test_heads_of_fewer_columns_than_a_product_takes() -> None:
+    check(make_batch([(1, 20), (9, 12)], num_heads=4, num_kv_heads=2, head_dim=8, device=DEVICE))
+
+
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 def test_block_sizes(block_size: int) -> None:
     check(make_batch([(1, 63), (1, 65), (40, 70)], block_size=block_size, dtype=torch.float16, device=DEVICE))

@@ -46,7 +46,7 @@ def test_whisper(chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [7, 256])
 @pytest.mark.parametrize("name", hear.HEARING)
 def test_decoders_that_listen(name: str, chunk: int) -> None:
-    least = 20 if name == "gemma4-whole" else 0  # four requests and a picture, which is computed in one step
+    least = 22 if name == "gemma4-whole" else 0  # four requests and a sound or picture, which one step computes
     core = core_of(str(hear.hearing_model(name)), max_model_len=256, max_num_batched_tokens=max(chunk, least))
     try:
         asked = [
