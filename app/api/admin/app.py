@@ -14,6 +14,7 @@ from app.api.http.auth import ApiKeys, Authentication
 from app.api.http.body import add_body_schemas
 from app.api.http.errors import install_error_handlers
 from app.api.http.held_bytes import HeldBytes
+from app.api.http.joined_routes import join_routes
 from app.api.http.json_response import JSONResponse
 from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext, RequestLimit
 from app.api.http.work_pool import WorkPool
@@ -40,12 +41,14 @@ def create_admin_app(fleet: Fleet, config: ServeConfig, keys: ApiKeys, labels: T
     app.state.max_json_depth = config.ingress.limits.max_json_depth
     install_error_handlers(app)
     app.add_api_route("/health", _health, methods=["GET"], tags=["service"])
-    for routes in (engine_routes, weight_routes, replica_routes):
-        app.include_router(routes(fleet))
-    app.include_router(adapter_routes(fleet, config.admin.adapter_roots))
-    app.include_router(profile_routes(fleet, config.ingress))
-    app.include_router(server_info_routes(config))
-    app.include_router(tenant_routes(labels))
+    join_routes(
+        app,
+        *(routes(fleet) for routes in (engine_routes, weight_routes, replica_routes)),
+        adapter_routes(fleet, config.admin.adapter_roots),
+        profile_routes(fleet, config.ingress),
+        server_info_routes(config),
+        tenant_routes(labels),
+    )
     add_body_schemas(app, *BODIES)
     limits, held = config.ingress.limits, HeldBytes(4 * MAX_BODY_BYTES)
     times = BodyTimes(limits.max_body_s, limits.max_body_gap_s)

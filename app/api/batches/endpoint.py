@@ -20,6 +20,7 @@ from app.api.batches.upload_store import CompleteBody, UploadBody, UploadStore
 from app.api.batches.uploads import Uploads
 from app.api.endpoint import Api, Endpoint
 from app.api.http.form import FORM_BYTES
+from app.api.http.joined_routes import join_routes
 from app.config.limits import RequestLimits
 
 
@@ -43,11 +44,14 @@ def _routes(api: Api) -> APIRouter:
     api.state.batch_runner = BatchRunner(tools, batches, api.ingress.max_tenant_batches)
     router = APIRouter()
     uploads = Uploads(files, api.limits, api.ingress)
-    router.include_router(file_routes(files, api.limits, uploads))
-    router.include_router(upload_routes(UploadStore(files, api.limits), uploads))
     messages = MessageBatches(api.state.batch_runner, files, batches, api.ingress.max_batch_requests)
-    router.include_router(message_batch_routes(messages))
-    router.include_router(batch_routes(api.state.batch_runner, files, batches))
+    join_routes(
+        router,
+        file_routes(files, api.limits, uploads),
+        upload_routes(UploadStore(files, api.limits), uploads),
+        message_batch_routes(messages),
+        batch_routes(api.state.batch_runner, files, batches),
+    )
     return router
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from starlette.types import Scope
 
-from app.api.http.declared_routes import declared_routes
 from app.telemetry.metrics import LABEL_VALUES
 from app.telemetry.metrics_recorder import MetricsRecorder
 
@@ -55,6 +54,6 @@ def handler_of(scope: Scope) -> str:
         return str(getattr(route, "path", NO_ROUTE))
     state = scope["app"].state  # a middleware may have routed a copy of the scope
     if (paths := getattr(state, "fixed_paths", None)) is None:
-        declared = (route.path for route in declared_routes(scope["app"].routes))
+        declared = (route.path for route in scope["app"].routes)
         paths = state.fixed_paths = frozenset(path for path in declared if "{" not in path)
     return scope["path"] if scope["path"] in paths else NO_ROUTE

@@ -17,6 +17,7 @@ from app.api.http.errors import install_error_handlers
 from app.api.http.field_rule import FieldRule
 from app.api.http.held_bytes import HeldBytes
 from app.api.http.in_process import Answer, Post, post_in_process
+from app.api.http.joined_routes import join_routes
 from app.api.http.live_sockets import MakeSession
 from app.api.http.load_header import LoadHeader
 from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext
@@ -67,7 +68,7 @@ def create_app(
     api = Api(client, limits, ingress, stores or local_stores(ingress), *posts, app.state)
     for endpoint in endpoints():
         if endpoint.is_open(ingress):
-            app.include_router(endpoint.routes(api))
+            join_routes(app, endpoint.routes(api))
     add_body_schemas(app, *bodies())
     app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
     app.add_middleware(LoadHeader, paths=_generating())

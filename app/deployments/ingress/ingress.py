@@ -148,6 +148,7 @@ class Ingress:
         """Runs in a thread: it imports much. ConfigError when the keys cannot be read."""
         from app.api.http.auth import ApiKeys
         from app.api.http.http_metrics import HttpMetrics
+        from app.api.http.joined_routes import join_routes
         from app.api.server.app import create_app
         from app.api.server.debug import debug_routes
         from app.api.server.fleet import fleet_routes
@@ -164,10 +165,9 @@ class Ingress:
             app.state.learn_name = AdapterFinder(resolvers, self._names, load, self._recorder).learn
         app.state.server_adds_request_id = True  # Serve's own middleware, to what it is sent
         if ingress.admin:
-            app.include_router(debug_routes(self, ingress.limits))
-            app.include_router(server_info_routes(self._config))
-            app.include_router(profile_routes(self, ingress))
-        app.include_router(fleet_routes(self))
+            operators = debug_routes(self, ingress.limits), server_info_routes(self._config)
+            join_routes(app, *operators, profile_routes(self, ingress))
+        join_routes(app, fleet_routes(self))
         app.state.tenant_labels = self._tenant_labels
         app.state.tracing = self._tracing = Tracing.from_environment()
         app.state.http_metrics = HttpMetrics(self._recorder)

@@ -15,7 +15,6 @@ import pytest
 from starlette.routing import WebSocketRoute
 
 from app.api.http.auth import ApiKey, ApiKeys
-from app.api.http.declared_routes import declared_routes
 from app.api.server.app import create_app
 from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
@@ -49,7 +48,7 @@ OPEN = {"/health", "/live", "/ping", "/", "/status", "/docs"}  # and /ready, whi
 def test_every_route_but_health_and_the_pages_asks_for_a_key(app: Any) -> None:
     """Over the application's own table, so that a new route cannot be forgotten."""
     asked = {}
-    for route in declared_routes(app.routes):
+    for route in app.routes:
         path = route.path.replace("{response_id}", "resp_1")
         if isinstance(route, WebSocketRoute):  # test_sockets.py asks these
             continue
