@@ -87,7 +87,8 @@ class PromptStep:
         """All steps that there are: the largest, in whose memory the others fit, then those that are most needed, of
         each kind the largest first."""
         found = [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self.sizes)]
-        return sorted(found, key=lambda key: key != max(found, key=lambda one: one.places))
+        largest = max(found, key=lambda key: key.places, default=None)
+        return sorted(found, key=lambda key: key != largest)
 
     def limit(self, most_tokens: int) -> None:
         """Steps of more tokens are none of these."""
