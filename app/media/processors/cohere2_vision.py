@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.checkpoints.fields.kinds import whole
-from app.media.processors.aya_vision import BEGIN, END
+from app.media.processors.aya_vision import BEGIN, END, ratio_of
 from app.media.processors.base import Layout, Size, checked
 from app.media.processors.internvl import InternVLProcessor
 
@@ -23,8 +23,7 @@ class Cohere2VisionProcessor(InternVLProcessor):
         checked(own, {"patch_size": whole(1, 256)})
         told = {} if own.get("patch_size") is None else {"image_seq_length": own["patch_size"] ** 2}
         vision = {**USUAL, **(hf.get("vision_config") or {})}
-        ratio = 1 / float(hf.get("downsample_factor") or 2)
-        return super().settings_of({**own, **told}, {**hf, "downsample_ratio": ratio, "vision_config": vision})
+        return super().settings_of({**own, **told}, {**hf, "downsample_ratio": ratio_of(hf), "vision_config": vision})
 
     def layout(self, size: Size) -> Layout:
         """See Processor."""

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from app.checkpoints.fields.kinds import FLAG, TEXT, Kind, whole
+from app.checkpoints.fields.kinds import FLAG, TEXT, Kind, check, expect, number, whole
 from app.media.processors.base import (
     COUNT,
+    SIDE,
     Layout,
     Pixels,
     Processor,
@@ -37,6 +38,9 @@ class InternVLProcessor(Processor):
         checked(own, {**kinds, "crop_to_patches": FLAG, "start_image_token": TEXT, "end_image_token": TEXT})
         vision = hf.get("vision_config") or {}
         side, patch = (_first(vision.get(name), default) for name, default in (("image_size", 448), ("patch_size", 14)))
+        for name, value in (("image_size", side), ("patch_size", patch)):
+            expect(value, SIDE, f"config.json is not usable: vision_config.{name}")
+        check(hf, {"downsample_ratio": number(above=0, most=1)}, "config.json")
         seen = int((side // patch * float(hf.get("downsample_ratio") or 0.5)) ** 2)
         own_side = side_of(own.get("size"), "height", "shortest_edge") or side
         num_tokens = int(own.get("image_seq_length") or seen)

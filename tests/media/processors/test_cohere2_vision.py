@@ -73,5 +73,11 @@ def test_what_contradicts_the_encoder() -> None:
         made(patch_size=3)
     with pytest.raises(CheckpointError, match="patch_size"):
         made(patch_size="two")
+    for changed, field in (
+        *(({"downsample_factor": wrong}, "downsample_factor") for wrong in ("x", [2], 1e-320, -2)),
+        ({"vision_config": {"image_size": 10**9}}, "vision_config.image_size"),
+    ):
+        with pytest.raises(CheckpointError, match=f"config.json is not usable: {field}"):
+            Cohere2VisionProcessor.settings_of({}, changed)
     usual = Cohere2VisionProcessor.settings_of({}, {"vision_config": {"image_size": 512}})
     assert (usual["side"], usual["num_tokens"], usual["max_patches"]) == (512, 256, 12)
