@@ -46,9 +46,9 @@ class HeldBytes:
         """Most bytes of one tenant."""
         return self._most // 2
 
-    def has_room(self, tenant: str) -> bool:
-        """True if what is held is within the bounds."""
-        return self.total <= self._most and self._held[tenant] <= self.most_of_tenant
+    def has_room(self, tenant: str, besides: int = 0) -> bool:
+        """True if what is held is within the bounds; `besides`: bytes of the tenant that do not count here."""
+        return self.total - besides <= self._most and self._held[tenant] - besides <= self.most_of_tenant
 
 
 class Holding:
@@ -60,11 +60,12 @@ class Holding:
         self._num_bytes = 0
         self._num_keepers = 1
 
-    def add(self, num_bytes: int) -> None:
-        """Count bytes of a body that have come. OverloadedError when there is no room for more than a small one."""
+    def add(self, num_bytes: int, besides: int = 0) -> None:
+        """Count bytes of a body that have come. OverloadedError when there is no room for more than a small one, where
+        `besides` bytes that it holds do not count."""
         self._num_bytes += num_bytes
         self._held.add(self._tenant, num_bytes)
-        if self._num_bytes > SMALL_BYTES and not self._held.has_room(self._tenant):
+        if self._num_bytes > SMALL_BYTES and not self._held.has_room(self._tenant, besides):
             raise OverloadedError(f"the bodies of requests in flight have {self._held.total} bytes together; try later")
 
     def add_picture(self, num_bytes: int) -> None:

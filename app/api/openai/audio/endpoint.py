@@ -31,6 +31,7 @@ from app.api.openai.audio.incoming import Incoming
 from app.api.openai.audio.listening import Listening
 from app.api.openai.audio.timing import Timing
 from app.api.openai.audio.transcript import Transcript
+from app.api.openai.audio.turns import Turns
 from app.config.limits import RequestLimits
 from app.errors import UnsupportedError
 from app.text.served_model import ServedModel
@@ -38,6 +39,7 @@ from app.text.speech import Speech
 
 FormT = TypeVar("FormT", bound=SoundForm)
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+MAX_RUNNING = 64  # pieces of one request
 PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
@@ -130,7 +132,9 @@ async def _listening(
     is_live: bool = False,
 ) -> Listening:
     work = unwatched_work_of(request)
-    incoming = Incoming(work, ask.speech, data, FILE)
+    each = ask.speech.num_bytes + (ask.speech.alignment_bytes if ask.has_words else 0)
+    turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, each)
+    incoming = Incoming(work, ask.speech, data, FILE, turns)
     await incoming.hold()
     return Listening(client, work, request.receive, ask, incoming, language, timing, is_live)
 

@@ -8,6 +8,7 @@ from contextlib import closing
 
 from app.api.http.held_bytes import Holding
 from app.api.http.work_pool import PARSE_S_PER_BYTE, RequestWork
+from app.api.openai.audio.turns import Turns
 from app.errors import OverloadedError
 from app.media.audio.sound import Cutter, Piece
 from app.media.reader import in_field
@@ -15,12 +16,14 @@ from app.text.speech import Speech
 
 
 class Incoming:
-    """One file's. Its samples count as held, before they are made where the file shows how many there are."""
+    """One file's. Its samples count as held, before they are made where the file shows how many there are. Its pieces
+    take `turns`, and what they hold meanwhile takes no room from its samples."""
 
-    def __init__(self, work: RequestWork, speech: Speech, data: bytes, field: str) -> None:
+    def __init__(self, work: RequestWork, speech: Speech, data: bytes, field: str, turns: Turns) -> None:
         self.pieces: list[Piece] = []
         self.is_whole = False  # no more pieces come
         self.field = field  # where the sound came in
+        self.turns = turns
         self._work, self._speech, self._data = work, speech, data
         self._held = self._num_bytes = 0
         self._refusal: OverloadedError | None = None
@@ -51,7 +54,7 @@ class Incoming:
             self._has_left = True
         if self._refusal is not None:
             raise self._refusal
-        self._holding.add(self._num_bytes - self._held)
+        self._holding.give_back(self._held - self._num_bytes)
         self.is_whole = True
         self._came.set()
 
@@ -79,7 +82,8 @@ class Incoming:
         more = max(0, self._num_bytes - self._held)
         self._held += more
         try:
-            self._holding.add(more)
+            if more:  # what found room before keeps it
+                self._holding.add(more, besides=self.turns.num_bytes)
         except OverloadedError as error:
             self._refusal, self._has_left = error, True
         self.pieces += pieces

@@ -24,13 +24,10 @@ from app.api.openai.audio.alignment import WARP_S_PER_CELL, token_ends
 from app.api.openai.audio.attempts import Ask, Attempt, PieceRequests
 from app.api.openai.audio.incoming import Incoming
 from app.api.openai.audio.timing import Timing
-from app.api.openai.audio.turns import Turns
 from app.media.audio.sound import Piece
 from app.media.reader import in_field
 from app.records.outputs import CompletionOutput
 from app.text.speech import Detected
-
-MAX_RUNNING = 64  # pieces of one request
 
 
 @dataclass(slots=True)
@@ -71,8 +68,7 @@ class Listening:
         self._receive = receive
         self._incoming = incoming
         self._is_live = is_live
-        each = ask.speech.num_bytes + (ask.speech.alignment_bytes if ask.has_words else 0)
-        self._turns = Turns(min(MAX_RUNNING, ask.model.max_running), work.holding, each)
+        self._turns = incoming.turns
         self._events: defaultdict[int, list[Event]] = defaultdict(list)  # of each piece
         self._current = 0  # the piece whose events go out
         self._done: dict[int, Heard] = {}

@@ -27,6 +27,11 @@ class Turns:
                 await self._ended.wait()
             self._num_running += 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all of them hold now."""
+        return self._num_running * self._num_bytes
+
     def _may_begin(self) -> bool:
         if not self._num_running:
             self._holding.take(self._num_bytes)

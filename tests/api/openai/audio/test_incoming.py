@@ -14,10 +14,12 @@ import pytest
 from app.api.http.held_bytes import HeldBytes, Holding
 from app.api.http.work_pool import RequestWork, WorkPool
 from app.api.openai.audio.incoming import Incoming
+from app.api.openai.audio.turns import Turns
 from app.errors import InvalidRequestError, OverloadedError
 from tests import limits
 
 RATE, PIECE_S = 1_000, 1.0
+FEATURES_BYTES = 60_000  # of a piece
 SECOND = np.zeros(RATE, np.int16)
 
 
@@ -51,7 +53,9 @@ def pool() -> WorkPool:
 
 def incoming(pool: WorkPool, held: HeldBytes, reader: Reader) -> Incoming:
     speech: Any = SimpleNamespace(reader=reader, rate=RATE, piece_s=PIECE_S)
-    return Incoming(RequestWork(pool, "t", holding=Holding(held, "t")), speech, b"file", "file")
+    holding = Holding(held, "t")
+    turns = Turns(64, holding, FEATURES_BYTES)
+    return Incoming(RequestWork(pool, "t", holding=holding), speech, b"file", "file", turns)
 
 
 def test_pieces_come_before_the_file_is_whole(pool: WorkPool, held: HeldBytes) -> None:
@@ -100,6 +104,44 @@ def test_no_room_midway_is_a_refusal(pool: WorkPool) -> None:
         with pytest.raises(OverloadedError, match="bytes together"):
             await own.run()
         assert not own.is_whole
+
+    limits.run(run())
+
+
+@pytest.mark.parametrize("known", [0, 100 * SECOND.nbytes])
+def test_pieces_that_are_heard_meanwhile_take_no_room_from_samples(pool: WorkPool, known: int) -> None:
+    """A long file takes longer where memory is short; it is not refused in its midst."""
+
+    async def run() -> None:
+        held = HeldBytes(2 * (100 * SECOND.nbytes + FEATURES_BYTES // 2))  # half of it a tenant's
+        reader = Reader(100, known)
+        own = incoming(pool, held, reader)
+        await own.hold()
+        task = asyncio.create_task(own.run())
+        await limits.until(lambda: held.total == max(known, SECOND.nbytes))
+        waiting = [asyncio.create_task(own.turns.take()) for _ in range(4)]
+        await limits.until(lambda: own.turns.num_bytes >= (FEATURES_BYTES if known else 3 * FEATURES_BYTES))
+        reader.may_go_on.set()
+        await task
+        assert own.is_whole
+        assert held.total == 100 * SECOND.nbytes + own.turns.num_bytes
+        for one in waiting:
+            one.cancel()
+
+    limits.run(run())
+
+
+def test_another_request_s_piece_takes_no_room_that_was_found(pool: WorkPool) -> None:
+    async def run() -> None:
+        known = 3 * SECOND.nbytes + 70_000
+        held = HeldBytes(2 * known)
+        reader = Reader(3, known)
+        reader.may_go_on.set()
+        own = incoming(pool, held, reader)
+        await own.hold()
+        await Turns(64, Holding(held, "t"), FEATURES_BYTES).take()
+        await own.run()
+        assert held.total == 3 * SECOND.nbytes + FEATURES_BYTES
 
     limits.run(run())
 
