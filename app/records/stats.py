@@ -212,10 +212,6 @@ class StepCosts:
             self._prefill_tokens = _ewma(self._prefill_tokens, num_prefill_tokens)
             self.prefill_token_s = self._prefill_s / self._prefill_tokens
 
-    def step_s(self, num_prefill_tokens: int) -> float:
-        """Returns what a step of decodes and so many tokens of prompts has taken on average."""
-        return self.decode_step_s + num_prefill_tokens * self.prefill_token_s
-
 
 @dataclass(slots=True)
 class OutputLengths:

@@ -82,7 +82,7 @@ def pack(weight: PackedWeight, dtype: torch.dtype) -> OneDNNInt8Weight | None:
     tiles = weight.tiles
     numbers = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size).contiguous().view(torch.int8)
     zero = 0 if weight.input_zero is None else int(weight.input_zero)
-    return _packed(numbers, tiles.scales.flatten(), weight.input_scale, zero)
+    return replace(_packed(numbers, tiles.scales.flatten(), weight.input_scale, zero), has_short_way=_goes_short())
 
 
 def _packed(
@@ -109,6 +109,19 @@ def _product(
         x, input_scale, zero, packed, scale, zeros, bias, 1.0, 0, dtype, "none", [], ""
     )
     return out
+
+
+@functools.cache
+def _goes_short() -> bool:
+    """True if the product scales, adds a bias and rounds by itself as it is done for several rows."""
+    numbers = torch.tensor([[127, -128], [127, 127], [-128, 1]], dtype=torch.int8).repeat(16, 32)
+    row = torch.tensor([[127.0, -126.0]], dtype=torch.bfloat16).repeat(1, 32)  # numbers of its own scale, which is 1
+    weight, bias = _packed(numbers, torch.linspace(0.5, 2.0, len(numbers))), torch.linspace(-9.0, 9.0, len(numbers))
+    try:
+        found = weight._of_one(row, bias)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return False
+    return torch.equal(found, weight.even().linear(row, bias))
 
 
 @functools.cache

@@ -180,3 +180,19 @@ def test_an_operator_that_fails_the_probe_is_not_used(
 
     monkeypatch.setattr(module, "_product", broken)
     assert not getattr(module, probe).__wrapped__()
+
+
+@needs_int8
+@pytest.mark.parametrize("failure", ["raises", "wrong"])
+def test_a_short_way_that_fails_the_probe_is_not_gone(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    product = onednn_int8._product
+
+    def broken(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        if rest[-1] is not torch.bfloat16:
+            return product(x, *rest)  # type: ignore[arg-type]
+        if failure == "raises":
+            raise RuntimeError("no such result type")
+        return torch.zeros(1, 48, dtype=torch.bfloat16)
+
+    monkeypatch.setattr(onednn_int8, "_product", broken)
+    assert not onednn_int8._goes_short.__wrapped__()
