@@ -170,7 +170,8 @@ class Dispatcher:
         if claim is None or not self._has_no_choice(claim, live):
             return await self._placed_by_router(way, live, claim)
         (replica_id,) = live
-        start_outside(self._tell(way.leg, way.request, claim))
+        way.leg.level = "ingress"
+        start_outside(self._tell(way.leg, way.request, claim._replace(may_wait=True)))
         self._pool.count_request(replica_id, RouteQuery.of_prompt(way.request))
         self._count_admission(way, "admitted")
         return replica_id
@@ -200,13 +201,16 @@ class Dispatcher:
         return replica_id
 
     def _has_no_choice(self, claim: Claim, live: dict[str, ChannelClient]) -> bool:
-        """True if the model's one replica has no queue, so that even admission has nothing to say."""
-        if self._num_replicas != 1 or len(live) != 1 or claim.is_retry or claim.time_left_s is not None:
+        """True if the model's one replica has no queue, so that even admission has nothing to say. Of several ingresses
+        none knows that."""
+        is_one = self._pool.is_alone and self._num_replicas == 1 == len(live)
+        if not is_one or claim.is_retry or claim.time_left_s is not None:
             return False
         return any(one.report.replica_id in live and not one.has_queue for one in self._pool.book.replicas())
 
     async def _tell(self, leg: Leg, request: EngineRequest, claim: Claim) -> None:
-        """The Router counts a request that is on its way, and says what the replica holds of its prompt."""
+        """The Router counts a request that is on its way, and says what the replica holds of its prompt. `claim` may
+        wait: it is not refused any more."""
         await asyncio.sleep(TELL_AFTER_S)
         answer = await self._ask(request, (), claim)
         self._note_level(leg, answer if isinstance(answer, Decision) else None)

@@ -23,6 +23,7 @@ PAUSE_STEPS = 2
 SIGNIFICANT_BITS = 4  # of a number of tokens, so that steps have few sizes
 WORTH = 1.5
 MOST_WORTH = 2048  # tokens: more take a device longer than any host takes for launches
+MOST_FIXED = 3  # times as long as a step shall take, however long a short one took
 SHORT = 0.6  # times as many tokens as steps usually have, or fewer: a step that tells the fixed part
 FULL = 0.85  # times as many, or more: one that tells what a token takes
 LAST = 1.25  # times as many tokens as a step has time for, where a prompt ends with them
@@ -47,7 +48,8 @@ class PromptTime:
         if prompts_s <= 0:
             return
         if not self._fixed_s or num_tokens <= SHORT * self._usual:  # the first one may be any
-            self._fixed_s = _average(self._fixed_s, prompts_s)
+            most_s = min(MOST_FIXED * self.max_step_s, 2.0 * self._fixed_s or math.inf)  # some steps are stalls
+            self._fixed_s = _average(self._fixed_s, min(prompts_s, most_s))
         else:
             self._fixed_s *= 1 - DOUBTED
         if num_tokens >= FULL * self._usual:
@@ -66,7 +68,7 @@ class PromptTime:
 
         `token_s`: seconds that a token of a prompt takes, 0 until measured; `decode_s`: that the step's decodes take;
         `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes; `room`:
-        tokens that the step's budget has left for prompts; `first`: those of the prompts whose turn it is.
+        tokens that the step's budget has left for prompts; `first`: those of the prompts under way, or of the next one.
         """
         if not self.max_step_s or not token_s:
             return None

@@ -768,6 +768,11 @@ def test_where_one_replica_is_all_there_is_nobody_waits_for_the_router() -> None
         await until(lambda: counted(stage, "manta:ingress_routes_total") == {("exact",): 1.0})
         assert admissions(stage) == {("default", "admitted"): 1}
         (claim,) = stage.router.claims
+        stage.pool.is_alone = False  # another ingress may have filled the replica
+        stage.router.answers = [Rejection("server", 12.0, 9.5)]
+        with pytest.raises(OverloadedError):
+            await stage._choice("w", PromptPlace())
+        stage.pool.is_alone = True
         late = Placement(deadline=Deadline(50.0, False))
         again = Placement(num_retries=1)
         for placement, num_waiting in ((late, 0), (again, 0), (Placement(), 1)):
@@ -777,7 +782,7 @@ def test_where_one_replica_is_all_there_is_nobody_waits_for_the_router() -> None
             with pytest.raises(OverloadedError):
                 await anext(stage.dispatcher.outputs(request, RouteInfo()))
         assert claim is not None
-        assert not claim.is_retry
+        assert (claim.is_retry, claim.may_wait) == (False, True), "it is counted, and not refused"
 
     perform(scene, Stage("a"))
 

@@ -128,6 +128,18 @@ def test_what_waits_does_not_make_steps_longer_for_good() -> None:
     assert most <= 600
 
 
+@pytest.mark.parametrize("stall_s", [0.2, 1.0, 30.0])
+def test_a_step_that_stalled_makes_no_other_long(stall_s: float) -> None:
+    """Short steps of 8 ms and full ones of 0.1 ms a token, and one that something held up."""
+    time_of = PromptTime(0.025, grows=True)
+    for number in range(40):
+        most = time_of.most_tokens(1e-4, 0.0, 1500, False)
+        assert most is not None
+        time_of.note(most, 1e-4 * most)
+        time_of.note(50, stall_s if number == 30 else 0.008)
+        assert number < 10 or most <= 320
+
+
 def test_a_prompt_is_not_left_a_small_rest() -> None:
     """480 tokens of 0.1 ms are what 50 ms have time for."""
     assert PromptTime(0.05).most_tokens(1e-4, 0.0, 4000, False, first=600) == 600
