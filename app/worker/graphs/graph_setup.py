@@ -28,7 +28,7 @@ logger = logging.getLogger("manta.graphs")
 
 MOST_AT_START = 128  # graphs: about 0.15 s each
 LEAST_FREE_BYTES = 256 << 20  # of the device, or no more graphs are captured in idle time
-MOST_OF_DEVICE = 0.02  # of its memory, kept for graphs of steps with prompts: they gain time, but no room
+MOST_OF_DEVICE = 0.02  # of its memory, for graphs of steps with prompts: they gain time, but no room
 
 
 class GraphSetup:
@@ -59,6 +59,8 @@ class GraphSetup:
         self._graphs: CudaGraphs | None = None
         self._reserved: int | None = None  # bytes; None: nobody asked, as the size of the KV cache was given
         self._of_prompts: int | None = None  # those of them; None: not measured yet
+        self._no_prompts: str | None = None  # why steps with prompts are not captured
+        self._taken = 0  # bytes of the device, by graphs of steps with prompts
         self._is_full = False  # no more is captured
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None:
@@ -66,9 +68,13 @@ class GraphSetup:
             shared = cuda_graphs.cascade_sizes(sizes) if shares_prefixes else []
             most = config.max_num_batched_tokens
             self.step = StaticStep(forward, state, features, sizes, shared, draft_counts, most, drafting)
-            if prompt_graphs.refusal(config, forward) is None:
-                asked = config.cuda_graph_prompt_tokens
+            asked = config.cuda_graph_prompt_tokens
+            self._no_prompts = prompt_graphs.refusal(config, forward)
+            if self._no_prompts is None:
                 self.prompt_step = PromptStep(forward, state, min(most, MOST_TOKENS if asked == "auto" else asked))
+            elif config.cuda_graphs == "on" and asked not in ("auto", 0):
+                reason = f"cuda_graph_prompt_tokens={asked}, but {self._no_prompts}; use auto"
+                raise ConfigError(reason, param="cuda_graph_prompt_tokens")
         else:
             self._go_without(refused)
 
@@ -89,7 +95,7 @@ class GraphSetup:
     def capture(self) -> Static | None:
         """The steps captured over the KV cache as it is now, which must stay where it is; None: there are no graphs.
         What is more than a start has time for is left to `capture_next`."""
-        self._graphs, self.prompts, self._is_full = None, None, False
+        self._graphs, self.prompts, self._is_full, self._taken = None, None, False, 0
         if self.step is None:
             return None
         try:
@@ -107,6 +113,8 @@ class GraphSetup:
         extra = f"; {left} more while the engine idles" if left else ""
         if self.prompts is not None:
             extra += f", those of steps with up to {self.prompts.step.sizes[-1]} prompt tokens among them"
+        elif self._no_prompts is not None and self._config.cuda_graph_prompt_tokens not in ("auto", 0):
+            extra += f"; steps with prompts: none ({self._no_prompts})"
         self.note = (
             f"CUDA graphs: {graphs.num_captured} for {len(sizes)} batch sizes up to {sizes[-1]}, {mib} MiB of "
             f"temporary memory, captured in {seconds:.1f} s{extra}"
@@ -128,7 +136,7 @@ class GraphSetup:
             if graphs.missing or self.prompts is None:
                 graphs.capture(graphs.missing[:1])
             else:
-                self.prompts.capture(self.prompts.missing[:1])
+                self._capture_prompts(self.prompts)
         except Exception as error:  # as above
             self._is_full = True
             if self._are_bound:  # the others have captured it, or wait in its sums
@@ -138,6 +146,15 @@ class GraphSetup:
         self._is_full |= self._reserved is not None and graphs.pool_bytes() > self._reserved
         self._is_full |= torch.cuda.mem_get_info(self._device)[0] < LEAST_FREE_BYTES
         return self.num_missing
+
+    def _capture_prompts(self, prompts: PromptGraphs) -> None:
+        """One more of them. What the driver keeps of each is in no pool, so it is taken from what the device has left,
+        as by a trial (`measure`), and bounded where the size of the KV cache was given, too."""
+        before, total = torch.cuda.mem_get_info(self._device)
+        prompts.capture(prompts.missing[:1])
+        taken = before - torch.cuda.mem_get_info(self._device)[0]
+        self._taken += min(max(0, taken), cuda_graphs.MOST_OF_DRIVER)
+        self._is_full |= self._taken > MOST_OF_DEVICE * total
 
     def _missing(self) -> list[object]:
         """The steps that are not captured yet."""

@@ -80,6 +80,29 @@ def test_what_cannot_be_captured_costs_the_others_nothing(driver: Driver, monkey
             set_up(driver, cuda_graph_prompt_tokens=128, cuda_graphs="on").reserve()
 
 
+def test_no_more_of_the_device_than_a_small_share(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver keeps of graphs counts, and where the size of the KV cache was given, too."""
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.MOST_OF_DEVICE", 8 / (1 << 14))  # 8 MiB; each takes 3
+    with torch.inference_mode():
+        setup = set_up(driver, cuda_graph_prompt_tokens=128)
+        assert setup.capture() is not None
+        assert [setup.capture_next() > 0 for _ in range(4)] == [True, True, False, False]
+
+
+def test_a_number_that_cannot_be_had_is_told(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    with torch.inference_mode():
+        setup = set_up(driver, cuda_graph_prompt_tokens=128)
+        setup.capture()
+        assert setup.note.endswith("; steps with prompts: none (layers that plan such steps on the host)")
+        with pytest.raises(ConfigError, match=r"^cuda_graph_prompt_tokens=128, but layers"):
+            set_up(driver, cuda_graph_prompt_tokens=128, cuda_graphs="on")
+
+
 @pytest.mark.parametrize(("from_host", "found"), [(1 << 10, 512), (256, 256), (100, 0)])
 def test_only_steps_that_wait_for_the_host(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, from_host: int, found: int

@@ -133,3 +133,13 @@ def test_a_step_runs_at_the_next_larger_size() -> None:
     driver.run(runs([100, 29], 1))  # too many
     driver.run(runs([9] * 5, 1))  # rows
     assert ran == [PromptKey(128, 1), PromptKey(64, 4)]
+
+
+def test_beside_many_rows_that_decode() -> None:
+    """Prompts of one token are rows that decode: 40 and 70 of them beside a prompt in chunks."""
+    driver = Driver(str(tiny_model("llama")), chunk=48, num_blocks=160, max_num_seqs=160)
+    groups = [[1] * 40 + [110], [1] * 70 + [60, 50]]
+    expected = [[run.tokens for run in driver.run(runs(group, 3))] for group in groups]
+    ran = replay_prompts(driver, 128)
+    assert [[run.tokens for run in driver.run(runs(group, 3))] for group in groups] == expected
+    assert {key.kind for key in ran} >= {*KINDS[3:]}
