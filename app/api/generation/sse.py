@@ -60,6 +60,10 @@ class EventFormat(ABC):
     def start(self) -> str:
         """Returns what comes before the first event."""
 
+    async def may_begin(self) -> None:
+        """Returns once a keep-alive may send the status; what is wrong with the request before that keeps its own."""
+        return
+
     @abstractmethod
     def event(self, event: Event) -> str:
         """One event; "" when there is nothing to say."""
@@ -130,6 +134,7 @@ class EventStreamResponse(Response):
 
     async def _pulse(self, interval_s: float, send: Send) -> None:
         """Send a keep-alive whenever nothing was sent for `interval_s`."""
+        await self._form.may_begin()
         self._last_sent = time.monotonic()
         with contextlib.suppress(ClientDisconnected):
             while True:

@@ -28,6 +28,10 @@ class TranscriptEvents(EventFormat):
         """Nothing comes before the text."""
         return ""
 
+    async def may_begin(self) -> None:
+        """Once the file is read: one that breaks off is refused."""
+        await self._listening.whole_file()
+
     def event(self, event: Event) -> str:
         """One delta; "" where an output brings no text."""
         _, delta = event

@@ -65,6 +65,12 @@ class Incoming:
             await self._came.wait()
         return self.pieces[index] if index < len(self.pieces) else None
 
+    async def whole(self) -> None:
+        """Wait until all of it has come, which never is where it is refused."""
+        while not self.is_whole:
+            self._came.clear()
+            await self._came.wait()
+
     def _decode(self, loop: asyncio.AbstractEventLoop) -> None:
         """Runs in a thread, until the last sample or until nobody waits for any."""
         cutter = Cutter(self._speech.rate, self._speech.piece_s)

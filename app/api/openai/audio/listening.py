@@ -106,6 +106,10 @@ class Listening:
             self._wake.clear()
             await self._wake.wait()
 
+    async def whole_file(self) -> None:
+        """Wait until all of the file is decoded; for ever where it is refused."""
+        await self._incoming.whole()
+
     def _ready(self) -> list[Event]:
         if not self._incoming.is_whole:
             return []

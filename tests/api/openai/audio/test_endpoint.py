@@ -23,6 +23,7 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 
 from app.api.openai.audio.forms import TranscriptionForm
 from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
 from app.media.audio.reader import SoundReader
@@ -311,12 +312,14 @@ def test_pieces_are_heard_while_the_file_is_decoded(
 @pytest.mark.parametrize("stream", ["false", "true"])
 def test_a_file_that_breaks_off_is_refused_though_pieces_were_heard(
     client: Transcriber,
-    http: httpx.Client,
+    http_to: Callable[[Any], httpx.Client],
     monkeypatch: pytest.MonkeyPatch,
     wait_for: Callable[..., Any],
     stream: str,
 ) -> None:
+    """A keep-alive does not send the status before the file is known to be whole."""
     SlowFile(client, monkeypatch, InvalidRequestError("breaks off"))
+    http = http_to(create_app(client, RequestLimits(), IngressConfig(sse_keep_alive_s=1e-3)))
     answer = http.post(URL, data={"stream": stream, "language": "en"}, files={"file": HALF})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"].startswith("file breaks off")

@@ -66,9 +66,11 @@ def test_pieces_come_before_the_file_is_whole(pool: WorkPool, held: HeldBytes) -
         task = asyncio.create_task(own.run())
         await limits.until(lambda: held.total == SECOND.nbytes)
         assert not own.is_whole
+        whole = asyncio.create_task(own.whole())
         reader.may_go_on.set()
         first = await own.piece(0)
         await task
+        await whole
         assert own.is_whole
         assert first is own.pieces[0]
         assert sum(len(piece.samples) for piece in own.pieces) == 3 * RATE
