@@ -93,26 +93,30 @@ class Submitter:
     async def _call(self, batch: list[_Submission]) -> None:
         """One call; if it fails, that is the answer to all that were in it."""
         try:
-            refusals = await self._refusals([(one.stream_id, one.request) for one in batch])
+            refusals = await self._refusals(batch)
             for one, refusal in zip(batch, refusals, strict=True):
                 if not one.answer.done():
                     one.answer.set_result(refusal)
         except Exception as error:
             self._fail(batch, error)
 
-    async def _refusals(self, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
-        """The replica's refusal of each; those whose pixels it has no more are sent whole."""
-        sent = [(stream_id, self._sent.without_known(request)) for stream_id, request in requests]
+    async def _refusals(self, batch: list[_Submission]) -> list[MantaError | None]:
+        """The replica's refusal of each; those whose pixels it has no more are sent whole, but for those whose client
+        has left meanwhile: nobody would abort these there."""
+        sent = [(one.stream_id, self._sent.without_known(one.request)) for one in batch]
         refusals = await self._port.submit(self._channel_id, sent)
         gone = [place for place, refusal in enumerate(refusals) if isinstance(refusal, PixelsGoneError)]
         if gone:
             self._sent.forget()
-            again = await self._port.submit(self._channel_id, [requests[place] for place in gone])
-            for place, refusal in zip(gone, again, strict=True):
+        whole = [place for place in gone if not batch[place].answer.done()]
+        if whole:
+            requests = [(batch[place].stream_id, batch[place].request) for place in whole]
+            again = await self._port.submit(self._channel_id, requests)
+            for place, refusal in zip(whole, again, strict=True):
                 refusals[place] = refusal
-        for (_, request), refusal in zip(requests, refusals, strict=True):
+        for one, refusal in zip(batch, refusals, strict=True):
             if refusal is None:
-                self._sent.note(request)
+                self._sent.note(one.request)
         return refusals
 
     def _next(self, key: Key) -> list[_Submission]:

@@ -218,3 +218,43 @@ def test_pixels_are_sent_once_and_again_where_the_replica_has_them_no_more() -> 
         assert port.calls == [[("1", b"four")], [("3", b"four")]]
 
     run(main())
+
+
+class SlowlyForgetful(Forgetful):
+    """One that answers the first of its calls when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def submit(self, channel_id: str, requests: list[tuple[str, EngineRequest]]) -> list[MantaError | None]:
+        refusals = await super().submit(channel_id, requests)
+        await self.may_answer.wait()
+        return refusals
+
+
+def test_a_request_whose_client_has_left_is_not_sent_again_with_its_pixels() -> None:
+    """Its abort has reached the replica by then: what is sent behind that would run for nobody."""
+    item = MediaItem("image", b"d" * 16, 0, 1, (1, 1, 1), (4,), b"four")
+    shows = EngineRequest("a", [1], SamplingParams(), asks=(MediaAsk((item,)),))
+
+    async def main() -> None:
+        port = SlowlyForgetful()
+        desk = Submitter(port, "c", kept_bytes=4)
+        port.may_answer.set()
+        assert await desk.submit("1", shows) is None
+        port.may_answer.clear()
+        left, stays = (asyncio.create_task(desk.submit(stream_id, shows)) for stream_id in ("2", "4"))
+        alone = EngineRequest("b", [1], SamplingParams(), asks=shows.asks)
+        also_left = asyncio.create_task(desk.submit("6", alone))
+        await until(lambda: len(port.calls) == 3)
+        left.cancel()
+        also_left.cancel()
+        await asyncio.wait({left, also_left})
+        port.may_answer.set()
+        assert await stays is None
+        await until(lambda: not desk._calls)
+        assert [call for call in port.calls if ("4", b"four") in call] == [[("4", b"four")]]
+        assert not any(pixels and stream in "26" for call in port.calls for stream, pixels in call)
+
+    run(main())
