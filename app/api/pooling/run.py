@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from app.api.pooling.protocol import InputBody, PooledBody, PoolingBody, ScoredT
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError, InvalidRequestError, MantaError, UnsupportedError
 from app.media.picture import Picture
+from app.media.reader import in_field
 from app.records.bundle import bundled
 from app.records.late_interaction import LateInteraction, Role
 from app.records.media import MediaAsk, media_of
@@ -43,6 +44,8 @@ from app.text.tokenizer import Tokenizer
 INPUT: Mapping[str, str] = {"prompt": "input"}
 # Most of one bundle: what shares its way costs each text little, and fairness and replicas want pieces.
 MAX_BUNDLE_PROMPTS, MAX_BUNDLE_TOKENS = 256, 8192
+TOKEN_BYTES = 8  # in a prompt's list
+SHOW_S_PER_TOKEN = 3e-8  # of a core, to write a picture's token into a prompt
 
 
 def pooling_of(model: ServedModel) -> PoolingInfo:
@@ -233,8 +236,42 @@ async def read_pairs(
     shown = {url: await read_media(work, model, [(part.field(""), part)], limits, room) for url, part in parts.items()}
     assert model.media is not None
     room.check(model.tokenizer, max(len(first.text) + len(second.text) for first, second in pairs))
-    cost_s = TOKENISE_S_PER_CHAR * sum(len(first.text) + len(second.text) for first, second in pairs)
+    _check_values(pairs, shown, model.media.reader.config.max_prompt_bytes)
+    num_tokens = _hold_tokens(work, pairs, parts, shown)
+    around = 0 if template is None else len(template.text("", ""))
+    num_chars = sum(around + len(first.text) + len(second.text) for first, second in pairs)
+    cost_s = TOKENISE_S_PER_CHAR * num_chars + SHOW_S_PER_TOKEN * num_tokens
     return await work.run(cost_s, _seen_pairs, model, template, pairs, shown, room)
+
+
+def _check_values(
+    pairs: Sequence[tuple[ScoredText, ScoredText]], shown: Mapping[str, Sequence[Picture]], most: int
+) -> None:
+    """InvalidRequestError names a picture that is too much beside the other one of its pair: both are one prompt's."""
+    for pair in pairs:
+        images = [one.image for one in pair if one.image is not None]
+        num_bytes = sum(len(picture.pixels) for image in images for picture in shown[image.url])
+        if num_bytes > most:
+            field = images[-1].field("")
+            what = f"has {num_bytes} bytes of pixels with the query's; a prompt may have {most}: send smaller ones"
+            raise InvalidRequestError(f"{field}: {what}", param=field)
+
+
+def _hold_tokens(
+    work: RequestWork,
+    pairs: Sequence[tuple[ScoredText, ScoredText]],
+    parts: Mapping[str, ImagePart],
+    shown: Mapping[str, Sequence[Picture]],
+) -> int:
+    """Tokens of pictures in all prompts, which hold them as often as pairs show them; see Holding.add_picture."""
+    uses = Counter(one.image.url for pair in pairs for one in pair if one.image is not None)
+    found = 0
+    for url, part in parts.items():
+        num_tokens = uses[url] * sum(picture.layout.num_tokens for picture in shown[url])
+        with in_field(part.field("")):
+            work.holding.add_picture(TOKEN_BYTES * num_tokens)
+        found += num_tokens
+    return found
 
 
 def _seen_pairs(
