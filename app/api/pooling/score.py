@@ -65,7 +65,7 @@ def score_routes(client: EngineClient, limits: RequestLimits) -> APIRouter:
         order = sorted(range(len(items)), key=lambda i: -found[i])[: body.top_n or None]
         results: list[dict[str, Any]] = []
         for i in order:
-            is_repeated = body.return_documents and items[i].image is None
+            is_repeated = body.return_documents and (items[i].image is None or items[i].text)
             document = {"document": {"text": items[i].text}} if is_repeated else {}
             results.append({"index": i, **document, "relevance_score": found[i]})
         head = {"id": answer_id, "model": body.model or model.name, "usage": usage(prompts)}

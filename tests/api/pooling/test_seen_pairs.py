@@ -138,6 +138,14 @@ def test_a_query_that_is_a_picture_and_an_instruction(
     assert found[0] != plain[0]
 
 
+def test_texts_of_documents_are_repeated_and_pictures_are_not(http: httpx.Client) -> None:
+    shown = url_of(FILES[0])
+    documents = ["a word", {"text": "another", "image": shown}, {"image": shown}]
+    answer = http.post("/v1/rerank", json={"model": "seen", "query": "which one?", "documents": documents})
+    found = {one["index"]: one.get("document") for one in answer.json()["results"]}
+    assert found == {0: {"text": "a word"}, 1: {"text": "another"}, 2: None}
+
+
 def test_what_is_refused(http: httpx.Client) -> None:
     shown = {"image": url_of(FILES[0])}
     for changed, field in (
