@@ -57,6 +57,7 @@ from app.records.request import Deadline, EngineRequest, Placement, ServiceClass
 from app.records.sampling_params import SamplingParams
 from app.records.stats import QueuedWork
 from app.telemetry.metrics_recorder import MetricsRecorder, decode_snapshot
+from app.telemetry.request_record import GenerationRecord
 from tests import limits
 from tests.limits import run, until
 
@@ -783,6 +784,36 @@ def test_where_one_replica_is_all_there_is_nobody_waits_for_the_router() -> None
                 await anext(stage.dispatcher.outputs(request, RouteInfo()))
         assert claim is not None
         assert (claim.is_retry, claim.may_wait) == (False, True), "it is counted, and not refused"
+
+    perform(scene, Stage("a"))
+
+
+def test_a_router_that_would_have_refused_counts_what_was_sent_without_it() -> None:
+    """Its report of a queue came sooner than the ingress's. The trace of a request that ends before the Router answers
+    says that the ingress placed it."""
+
+    async def scene(stage: Stage) -> None:
+        book, may_answer = LoadBook(PowerOfTwo()), asyncio.Event()
+        queued = (QueuedWork("default", 0.3, "", 300.0),)
+        measured = {"prefill_token_s": 1e-4, "decode_step_s": 0.01, "queued": queued, "begun_rate": 0.1}
+        book.report(msgspec.structs.replace(LoadReport("m", "a", "1", True, 8, 9, 9, 64, 16, 0), **measured))
+        admission = Admission(AdmissionConfig(), book, RetryBudget(0.2, 3))
+
+        async def route(questions: list[Question]) -> list[Answer | None]:
+            await may_answer.wait()
+            return [admission.answer(question.query, question.claim) for question in questions]
+
+        stage.router.remote = route  # type: ignore[method-assign]
+        record = GenerationRecord("m", "x", 3)
+        request = asked("x", [1, 2, 3])
+        refused = admission.answer(RouteQuery.of_prompt(request), claim_of(Continuation(request)))
+        assert isinstance(refused, Rejection)
+        assert await answer(stage, request, RouteInfo(record=record)) == [1]
+        (leg,) = record.legs
+        assert leg.level == "ingress"
+        may_answer.set()
+        await until(lambda: leg.level == "load")
+        assert book.load("a").routed_requests == 1
 
     perform(scene, Stage("a"))
 
