@@ -15,6 +15,7 @@ from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
+from app.checkpoints.adapters.task_adapter import task_adapter
 from app.checkpoints.hub import commit_of
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.safetensors_header import SafetensorsHeader
@@ -24,6 +25,7 @@ from app.errors import CheckpointError
 SAMPLE_BYTES = 64
 MAX_SAMPLED_TENSORS = 8192  # in all files together; a read each, three where a tensor is large
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def model_revision(info: ModelInfo, config: EngineConfig) -> str:
@@ -37,19 +39,23 @@ def model_revision(info: ModelInfo, config: EngineConfig) -> str:
     commit = commit_of(info.directory)
     if commit is not None:  # a hub's, the same everywhere; there need be no weights on this node
         _add(digest, commit.encode())
-    paths = (
-        []
-        if is_dummy or commit is not None
-        else sorted(path for name in WEIGHT_FILES for path in info.directory.glob(name))
-    )
+    paths = [] if is_dummy or commit is not None else _weight_files(info)
     for path in paths:
-        _add(digest, path.name.encode())
+        _add(digest, path.relative_to(info.directory).as_posix().encode())
         _add(digest, path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb", buffering=0) as file:
-            is_index = path.suffix == ".json"
-            for part in [file.read()] if is_index else _samples(file, path, MAX_SAMPLED_TENSORS // len(paths) + 1):
+            is_text = path.suffix == ".json"
+            for part in [file.read()] if is_text else _samples(file, path, MAX_SAMPLED_TENSORS // len(paths) + 1):
                 _add(digest, part)
     return digest.hexdigest()
+
+
+def _weight_files(info: ModelInfo) -> list[Path]:
+    """All files that the weights come from, those of the adapter that is added to them too."""
+    patterns = [*WEIGHT_FILES]
+    if (adapter := task_adapter(info.hf_config)) is not None:
+        patterns += [f"{adapter}/{name}" for name in ADAPTER_FILES]
+    return sorted(path for pattern in patterns for path in info.directory.glob(pattern))
 
 
 def _samples(file: FileIO, path: Path, most: int) -> Iterator[bytes]:

@@ -69,6 +69,26 @@ def test_other_weights_of_equal_shape_are_another_model(tmp_path: Path, tensor: 
     assert revision(path) != first
 
 
+def test_the_adapter_that_is_added_to_the_weights_counts_and_others_do_not(tmp_path: Path) -> None:
+    """Jina Embeddings v5: one task's is served."""
+    path = write(tmp_path / "a")
+    marks = {"architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5"}
+    (path / "config.json").write_text(json.dumps({**marks, "vocab_size": 10}))
+
+    def train(task: str, value: float, scale: int = 4) -> str:
+        folder = path / "adapters" / task
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"lora_A": np.full((4, 3), value, np.float32)}, str(folder / "adapter_model.safetensors"))
+        (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": scale}))
+        return revision(path)
+
+    served = [train("retrieval", 1.0), train("retrieval", 2.0), train("retrieval", 2.0, scale=8)]
+    assert len(set(served)) == 3
+    assert train("clustering", 1.0) == served[2]
+    (path / "config.json").write_text(json.dumps({**marks, "vocab_size": 10, "jina_task": "clustering"}))
+    assert train("clustering", 1.0) != train("clustering", 2.0)
+
+
 def test_a_file_that_only_looks_like_weights_does_no_harm(tmp_path: Path) -> None:
     path = write(tmp_path / "a")
     first = revision(path)

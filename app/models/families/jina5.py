@@ -14,6 +14,7 @@ from functools import cached_property, partial
 import torch
 
 from app.checkpoints.adapters.adapter_files import AdapterFiles, LowRankEntry
+from app.checkpoints.adapters.task_adapter import task_adapter
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.entry_tensor import entry_tensor
@@ -25,7 +26,6 @@ from app.models.decoder_pooling import DecoderForPooling
 from app.models.families.llama import LlamaForCausalLM
 from app.models.families.qwen3 import Qwen3ForCausalLM
 
-TASKS = ("retrieval", "text-matching", "clustering", "classification")
 MOST_RANK = 1024
 _MODULES = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 Pair = tuple[torch.Tensor, torch.Tensor, float]  # [r, in], [out, r], and what their product is multiplied by
@@ -36,10 +36,9 @@ class JinaEmbeddingsV5(DecoderForPooling):
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, info)
-        task = str(info.hf_config.get("jina_task") or TASKS[0])
-        if task not in TASKS:
-            raise UnsupportedError(f"jina_task={task!r:.80}: known are {', '.join(TASKS)}", param="model")
-        self._adapter = info.directory / "adapters" / task
+        adapter = task_adapter(info.hf_config)
+        assert adapter is not None, "another model type"
+        self._adapter = info.directory / adapter
 
     @staticmethod
     def family_of(info: ModelInfo) -> type[CausalLM]:

@@ -13,9 +13,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModel
 
+from app.checkpoints.adapters.task_adapter import TASKS
 from app.checkpoints.model_info import ASSETS, ModelInfo
 from app.errors import CheckpointError, UnsupportedError
-from app.models.families.jina5 import TASKS
 from tests.hf_logprobs import prompts
 from tests.worker.pooling.pooling_driver import PoolingDriver
 
