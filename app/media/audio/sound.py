@@ -64,7 +64,7 @@ class Cutter:
             yield self._cut(len(self._rest))
 
     def _cut(self, end: int) -> Piece:
-        begin, samples = self._begin, self._rest[:end]
+        begin, samples = self._begin, self._rest[:end].copy()  # a view would keep all that came with it
         self._begin, self._rest = begin + end, self._rest[end:]
         return Piece(samples, begin / self._rate, self._begin / self._rate)
 

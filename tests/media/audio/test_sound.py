@@ -47,6 +47,15 @@ def test_pieces_are_the_same_however_the_samples_come(most: int) -> None:
         np.testing.assert_array_equal(one.samples, other.samples)
 
 
+def test_pieces_keep_no_more_than_their_samples() -> None:
+    cutter, found = Cutter(RATE, 30.0), list[Piece]()
+    for _ in range(9):
+        found += cutter.add(np.ones(20 * RATE, np.int16))
+    found += cutter.end()
+    assert all(piece.samples.base is None for piece in found)
+    assert sum(piece.samples.nbytes for piece in found) == 9 * 20 * RATE * 2
+
+
 def test_a_piece_is_known_as_soon_as_more_than_its_length_has_come() -> None:
     cutter = Cutter(RATE, 30.0)
     assert list(cutter.add(np.ones(30 * RATE, np.int16))) == []
