@@ -13,6 +13,7 @@ from app.errors import InvalidRequestError, MantaError, OverloadedError
 from app.limited_process import TOO_BUSY, LimitedProcess
 
 _MORE = {"do": "more"}  # of what the last answer began
+_END = {"do": "end"}  # nobody asks for more of it
 # Nothing of ours is in the environment of a process that reads what strangers send; its threads would count as memory.
 # glibc keeps so much of what was freed: what a picture of 1,024 x 1,024 takes is not given back and faulted in again
 # for the next one, which costs more than to decode it.
@@ -56,6 +57,10 @@ class ProcessPool:
                     said, made = _read(answer)
                     asked, has_more = _asked(_MORE, b"", timeout_s), "more" in said
                     yield said, made
+            except GeneratorExit:
+                if has_more:  # or it would hold the file until the next one, beside that
+                    _, ended = process.ask(_asked(_END, b"", timeout_s), timeout_s)
+                raise
             finally:
                 self._give_back(process, is_usable=ended is None)
 

@@ -2,8 +2,8 @@
 
 Asked a job (a line of JSON, then bytes), it answers with a line of JSON, padded so that numbers behind it lie at
 multiples of their size, then bytes: a file's samples as int16, or a piece's features as float32. Samples come as they
-are decoded, half a minute an answer: where it says that there are `more`, the next job is to ask for them. Run as
-`python -m app.media.audio.sound_process MEMORY_BYTES`.
+are decoded, half a minute an answer: where it says that there are `more`, the next job is to ask for them, or to `end`
+the file, which it then forgets. Run as `python -m app.media.audio.sound_process MEMORY_BYTES`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class SoundJobs:
             self._blocks = decode(data, job["kind"], SoundBounds(job["rate"], job["max_s"]))
             if job["kept"] is not None or job["behind"]:
                 return _within(self._next(math.inf), job)
+        elif job["do"] == "end":
+            self._blocks = iter(())
         return self._next(ANSWER_BYTES)
 
     def _next(self, num_bytes: float) -> bytearray:

@@ -103,6 +103,17 @@ def test_a_piece_is_heard_while_the_only_decoding_process_is_taken() -> None:
         reader.close()
 
 
+def test_a_file_that_is_left_midway_is_forgotten(reader: SoundReader) -> None:
+    length_s = ANSWER_BYTES / 2 / RATE + 10.0  # two answers
+    for index, count in enumerate((1, 2)):
+        with closing(reader.blocks(file_of(noise(length_s, seed=index)), RATE)) as blocks:
+            for _ in range(count):
+                next(blocks)
+        said, left = reader._decoding.ask({"do": "more"}, b"", limits.patience_s())
+        assert (said, len(left)) == ({}, 0)
+    assert reader.decode(file_of(noise(0.1)), RATE).seconds == pytest.approx(0.1)
+
+
 def test_a_process_that_is_lost_is_replaced(reader: SoundReader) -> None:
     reader.decode(file_of(noise(0.1)), RATE)
     for child in processes():
