@@ -3,6 +3,7 @@ tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 from app.checkpoints.fields.kinds import check, whole
 from app.errors import CheckpointError, InvalidRequestError
 from app.media.audio.features import FeatureSettings, Floats
+from app.media.audio.mel import MelSettings
 from app.media.audio.sound_processor import WhisperProcessor
 from app.media.processors.base import Layout
 
-_MAX_S = {"max_audio_len": whole(1, 1 << 16)}
+_MAX_S = {"max_audio_len": whole(1, 3_600)}
+_MOST_BYTES = 1 << 28  # of the features of the longest sound: those of an hour and 128 mels are 184 MB
 
 
 class AudioFlamingoProcessor(WhisperProcessor):
@@ -28,7 +31,12 @@ class AudioFlamingoProcessor(WhisperProcessor):
         settings = super().settings_of(own, hf)
         if settings["mel"]["num_frames"] < 4:
             raise CheckpointError("config.json: audio_config: max_source_positions=1 are no token", param="model")
-        return settings | {"max_s": int(own.get("max_audio_len", 600))}
+        mel, most_s = MelSettings(**settings["mel"]), int(own.get("max_audio_len", 600))
+        num_bytes = 4 * mel.num_mels * mel.num_frames * math.ceil(most_s / mel.seconds)
+        if num_bytes > _MOST_BYTES:
+            what = f"max_audio_len={most_s} are {num_bytes} bytes of features; at most {_MOST_BYTES}"
+            raise CheckpointError(f"the processor: {what}", param="model")
+        return settings | {"max_s": most_s}
 
     def max_s(self, num_tokens: int) -> float:
         """See SoundProcessor."""

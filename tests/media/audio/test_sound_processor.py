@@ -85,6 +85,10 @@ def test_audio_flamingo_hears_so_long_and_no_longer() -> None:
         own.layout(20)
     with pytest.raises(CheckpointError, match="max_audio_len"):
         processor(AudioFlamingoProcessor, {**EXTRACTOR, "max_audio_len": "long"})
+    with pytest.raises(CheckpointError, match="max_audio_len"):
+        processor(AudioFlamingoProcessor, {**EXTRACTOR, "max_audio_len": 3_601})
+    with pytest.raises(CheckpointError, match="max_audio_len=600 are 460800000 bytes of features"):
+        processor(AudioFlamingoProcessor, {"feature_size": 12, "hop_length": 1})
     with pytest.raises(CheckpointError, match="max_source_positions=1"):
         processor(AudioFlamingoProcessor, {"feature_size": 12}, max_source_positions=1)
 
