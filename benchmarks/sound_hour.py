@@ -28,6 +28,7 @@ import soundfile
 from app.config.media import MediaConfig
 from app.media.audio.mel import MelSettings
 from app.media.audio.reader import SoundReader
+from app.media.audio.sound import Cutter, Piece, Sound
 from benchmarks.offline import arguments, write
 from benchmarks.serve_process import ServeProcess
 from benchmarks.serving import CONFIG, TOKENIZER
@@ -88,16 +89,22 @@ def write_model(shape: str, path: Path) -> Path:
     return directory
 
 
+def pieces_of(whole: Sound, max_s: float) -> list[Piece]:
+    """All of a sound in pieces."""
+    cutter = Cutter(whole.rate, max_s)
+    return [*cutter.add(whole.samples), *cutter.end()]
+
+
 def host_parts(data: bytes, media: MediaConfig, mel: MelSettings) -> dict[str, float]:
     """Seconds of decoding and cutting, and of the features of all pieces, with processes that are there already."""
     reader = SoundReader(media, b"a key for benchmarks")
     with ThreadPoolExecutor(media.max_decoders) as threads:
         short = reader.decode(sound(1.0, "ogg", 0), RATE)
-        list(threads.map(lambda piece: reader.features(piece, mel), [*short.pieces(0.1)]))
+        list(threads.map(lambda piece: reader.features(piece, mel), pieces_of(short, 0.1)))
         begin = time.perf_counter()
         whole = reader.decode(data, RATE)
         decoded = time.perf_counter()
-        pieces = list(whole.pieces(mel.seconds))
+        pieces = pieces_of(whole, mel.seconds)
         cut = time.perf_counter()
         list(threads.map(lambda piece: reader.features(piece, mel), pieces))
         heard = time.perf_counter()

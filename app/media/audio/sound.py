@@ -35,12 +35,6 @@ class Sound:
         """Its length."""
         return len(self.samples) / self.rate
 
-    def pieces(self, max_s: float) -> Iterator[Piece]:
-        """All of it in pieces; see Cutter."""
-        cutter = Cutter(self.rate, max_s)
-        yield from cutter.add(self.samples)
-        yield from cutter.end()
-
 
 class Cutter:
     """Cuts a sound, as its samples come, into pieces of at most so many seconds: each ends where it is quiet, the last

@@ -38,7 +38,7 @@ def test_a_file_becomes_samples_and_these_features(reader: SoundReader) -> None:
     sound = reader.decode(file_of(wave), RATE)
     assert (sound.rate, sound.seconds) == (RATE, 2.0)
     assert np.abs(sound.samples / 32_768 - wave[:, 0]).max() < 1e-4
-    (piece,) = sound.pieces(30.0)
+    piece = Piece(sound.samples, 0.0, sound.seconds)
     found = np.frombuffer(reader.features(piece, SETTINGS), "<f4").reshape(80, 3_000)
     expected = MelFeatures(SETTINGS).of(sound.samples.astype(np.float32) / 32_768)
     np.testing.assert_array_equal(found, expected)
@@ -88,7 +88,7 @@ def test_a_piece_is_heard_while_the_only_decoding_process_is_taken() -> None:
     others = processes()
     reader = SoundReader(MediaConfig(decode_timeout_s=limits.patience_s(), max_decoders=1), b"key")
     try:
-        (piece,) = reader.decode(file_of(noise(0.1)), RATE).pieces(30.0)
+        piece = Piece(reader.decode(file_of(noise(0.1)), RATE).samples, 0.0, 0.1)
         (process,) = (one for one in processes() if one not in others)
         process.suspend()
         with ThreadPoolExecutor(1) as threads:

@@ -20,10 +20,16 @@ def speech(*stretches: float) -> Sound:
     return Sound(np.concatenate(parts).astype(np.int16), RATE)
 
 
+def pieces_of(sound: Sound) -> list[Piece]:
+    """All of it in pieces, its samples given at once."""
+    cutter = Cutter(sound.rate, 30.0)
+    return [*cutter.add(sound.samples), *cutter.end()]
+
+
 @pytest.mark.parametrize("seconds", [0.1, 29.9, 30.0, 30.1, 61.0, 301.7])
 def test_pieces_are_all_of_the_sound(seconds: float) -> None:
     sound = speech(seconds)
-    pieces = list(sound.pieces(30.0))
+    pieces = pieces_of(sound)
     np.testing.assert_array_equal(np.concatenate([piece.samples for piece in pieces]), sound.samples)
     assert all(0 < len(piece.samples) <= 30 * RATE for piece in pieces)
     begins = [piece.begin_s for piece in pieces]
@@ -41,7 +47,7 @@ def test_pieces_are_the_same_however_the_samples_come(most: int) -> None:
         found += cutter.add(sound.samples[begin:end])
         begin = end
     found += cutter.end()
-    expected = list(sound.pieces(30.0))
+    expected = pieces_of(sound)
     assert [(one.begin_s, one.end_s) for one in found] == [(one.begin_s, one.end_s) for one in expected]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.samples, other.samples)
@@ -64,28 +70,28 @@ def test_a_piece_is_known_as_soon_as_more_than_its_length_has_come() -> None:
 
 def test_cuts_are_where_it_is_quiet() -> None:
     sound = speech(26.0, 0.8, 27.0, 0.5, 20.0)
-    ends = [piece.end_s for piece in sound.pieces(30.0)][:-1]
+    ends = [piece.end_s for piece in pieces_of(sound)][:-1]
     assert ends == pytest.approx([26.4, 54.05], abs=0.25)
 
 
 def test_of_several_quiet_stretches_the_quietest_is_taken() -> None:
     sound = speech(25.0, 0.5, 1.5, 0.5, 20.0)
     sound.samples[round(27.0 * RATE) : round(27.5 * RATE)] *= 5
-    (first, _) = sound.pieces(30.0)
+    (first, _) = pieces_of(sound)
     assert first.end_s == pytest.approx(25.25, abs=0.15)
 
 
 def test_silence_is_cut_late() -> None:
     sound = Sound(np.zeros(70 * RATE, np.int16), RATE)
-    assert [piece.end_s for piece in sound.pieces(30.0)] == pytest.approx([29.85, 59.7, 70.0], abs=0.1)
+    assert [piece.end_s for piece in pieces_of(sound)] == pytest.approx([29.85, 59.7, 70.0], abs=0.1)
 
 
 def test_loud_samples_do_not_overflow() -> None:
     loud = np.full(40 * RATE, -32_768, np.int16)
     loud[28 * RATE : 28 * RATE + 500] = 0
-    (first, _) = Sound(loud, RATE).pieces(30.0)
+    (first, _) = pieces_of(Sound(loud, RATE))
     assert first.end_s == pytest.approx(28.25, abs=0.2)
 
 
 def test_nothing_has_no_pieces() -> None:
-    assert list(Sound(np.zeros(0, np.int16), RATE).pieces(30.0)) == []
+    assert pieces_of(Sound(np.zeros(0, np.int16), RATE)) == []
