@@ -130,10 +130,6 @@ def _works() -> bool:
     x = torch.tensor([[127.0, -128.0], [127.0, 126.0], [-128.0, -128.0]]).repeat(1, 32)
     try:
         weight = _packed(numbers, torch.ones(len(numbers)), torch.tensor(1.0))
-        if not torch.equal(weight.linear(x, None), x @ numbers.float().T):
-            return False
-        lone, bias = x[1:2].bfloat16(), torch.linspace(-1.0, 1.0, len(numbers)).bfloat16()
-        truth = lone.float() @ numbers.float().T + bias.float()  # the largest is 127: nothing is rounded
-        return torch.allclose(replace(weight, input_scale=None)._of_one(lone, bias).float(), truth, rtol=1e-2)
+        return torch.equal(weight.linear(x, None), x @ numbers.float().T)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
