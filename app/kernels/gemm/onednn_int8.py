@@ -20,6 +20,7 @@ from app.kernels.gemm.stored import unpack_words
 
 _MIDDLE = 128  # activations are unsigned here: products of signed ones have no fast path
 _MEANT_FOR_ROWS = 8  # see onednn.py
+_LARGEST_SCALE = 1e28  # times a sum of 32 bits it is within fp32: the product scales before it knows the weight's scale
 _ROUNDED_UP = torch.tensor([_MIDDLE + 0.5])  # what is added before the fraction is cut off
 
 
@@ -46,7 +47,7 @@ class OneDNNInt8Weight(PackedWeight):
         out = _product(rounded, self.packed, self.scale, self.zeros, zero).mul_(scale)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
 
-    def even(self) -> PackedWeight:
+    def even(self) -> OneDNNInt8Weight:
         """See PackedWeight."""
         return replace(self, has_short_way=False)
 
@@ -54,6 +55,8 @@ class OneDNNInt8Weight(PackedWeight):
         """The product of x bf16 [1, K]: halves of a step are rounded up, and the result once."""
         least, most = torch.aminmax(x)
         scale = max(most.item(), -least.item(), LEAST_SCALE * LARGEST) / LARGEST
+        if scale > _LARGEST_SCALE:
+            return self.even().linear(x, bias)
         numbers = torch.add(_ROUNDED_UP, x.float(), alpha=1.0 / scale).to(torch.uint8)
         bias = None if bias is None else bias.float()
         return _product(numbers, self.packed, self.scale, self.zeros, _MIDDLE, scale, bias, torch.bfloat16)
@@ -113,15 +116,14 @@ def _product(
 
 @functools.cache
 def _goes_short() -> bool:
-    """True if the product scales, adds a bias and rounds by itself as it is done for several rows."""
-    numbers = torch.tensor([[127, -128], [127, 127], [-128, 1]], dtype=torch.int8).repeat(16, 32)
-    row = torch.tensor([[127.0, -126.0]], dtype=torch.bfloat16).repeat(1, 32)  # numbers of its own scale, which is 1
-    weight, bias = _packed(numbers, torch.linspace(0.5, 2.0, len(numbers))), torch.linspace(-9.0, 9.0, len(numbers))
+    """True if the operator scales by itself, and rounds to bf16 once: behind the bias, which shows in these sums."""
+    numbers = torch.tensor([[127, -127], [-127, 127]], dtype=torch.int8).repeat(16, 32)
+    x, bias = torch.tensor([[254.0, -254.0]]).repeat(1, 32).bfloat16(), torch.tensor([2000.0, -2000.0]).repeat(16)
     try:
-        found = weight._of_one(row, bias)
+        found = _packed(numbers, torch.full((len(numbers),), 0.5))._of_one(x, bias.bfloat16())
+        return torch.equal(found, (x.float() @ numbers.float().T / 2 + bias).bfloat16())
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
-    return torch.equal(found, weight.even().linear(row, bias))
 
 
 @functools.cache

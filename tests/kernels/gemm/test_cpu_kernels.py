@@ -18,6 +18,9 @@ from tests.kernels.instruction_sets import why_it_lacks
 
 needs_int4 = pytest.mark.skipif(not aten_int4._width(), reason="this build of PyTorch has no products of 4 bits")
 needs_int8 = pytest.mark.skipif(not onednn_int8._works(), reason=why_it_lacks("products of int8"))
+needs_short_way = pytest.mark.skipif(
+    not (onednn_int8._works() and onednn_int8._goes_short()), reason=why_it_lacks("products of int8")
+)
 DTYPES = [torch.float32, torch.bfloat16]
 # Outputs, inputs, group, bits
 GROUPED = {
@@ -88,7 +91,7 @@ def test_int8_rows_have_the_same_bits_alone_and_in_a_batch() -> None:
         assert torch.equal(packed.linear(x[row // 2 : row + 1], None)[-1], together[row])
 
 
-@needs_int8
+@needs_short_way
 @pytest.mark.parametrize(("columns", "size"), [(16, 64), (130, 515), (768, 2048)])
 def test_a_lone_row_in_bf16_goes_a_shorter_way_to_the_same_numbers(columns: int, size: int) -> None:
     torch.manual_seed(0)
@@ -105,6 +108,50 @@ def test_a_lone_row_in_bf16_goes_a_shorter_way_to_the_same_numbers(columns: int,
             torch.testing.assert_close(short, even, rtol=1e-2, atol=2e-3 * float(even.abs().max()))
     x[0, 3] = float("nan")
     assert packed.linear(x, None).isnan().all()
+
+
+@needs_short_way
+def test_a_lone_row_near_the_largest_number_of_bf16_stays_finite() -> None:
+    packed = served(rows_of_int8(16, 64), torch.bfloat16)
+    x = torch.full((1, 64), 1e36).bfloat16()
+    found = packed.linear(x, None)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, packed.even().linear(x, None))
+
+
+@needs_short_way
+@pytest.mark.parametrize("failure", ["raises", "cuts off", "rounds twice"])
+def test_a_short_way_that_fails_the_probe_is_not_gone(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        scale: torch.Tensor,
+        zeros: torch.Tensor,
+        zero: int,
+        input_scale: float = 1.0,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        if dtype == torch.float32:
+            return right(x, packed, scale, zeros, zero, input_scale, bias)
+        if failure == "raises":
+            raise RuntimeError("no such type")
+        if failure == "rounds twice":
+            return right(x, packed, scale, zeros, zero, input_scale, None, dtype) + (
+                0 if bias is None else bias.to(dtype)
+            )
+        exact = right(x, packed, scale, zeros, zero, input_scale, bias)
+        return (exact.view(torch.int32) & -(1 << 16)).view(torch.float32).to(dtype)
+
+    right = onednn_int8._product
+    probe = onednn_int8._goes_short.__wrapped__
+    monkeypatch.setattr(onednn_int8, "_product", broken)
+    assert onednn_int8._works.__wrapped__()
+    assert not probe()
+    monkeypatch.setattr(onednn_int8, "_goes_short", probe)
+    packed = served(rows_of_int8(16, 64), torch.bfloat16)
+    assert isinstance(packed, OneDNNInt8Weight)
+    assert not packed.has_short_way
 
 
 @needs_int8
@@ -180,19 +227,3 @@ def test_an_operator_that_fails_the_probe_is_not_used(
 
     monkeypatch.setattr(module, "_product", broken)
     assert not getattr(module, probe).__wrapped__()
-
-
-@needs_int8
-@pytest.mark.parametrize("failure", ["raises", "wrong"])
-def test_a_short_way_that_fails_the_probe_is_not_gone(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = onednn_int8._product
-
-    def broken(x: torch.Tensor, *rest: object) -> torch.Tensor:
-        if rest[-1] is not torch.bfloat16:
-            return product(x, *rest)  # type: ignore[arg-type]
-        if failure == "raises":
-            raise RuntimeError("no such result type")
-        return torch.zeros(1, 48, dtype=torch.bfloat16)
-
-    monkeypatch.setattr(onednn_int8, "_product", broken)
-    assert not onednn_int8._goes_short.__wrapped__()
