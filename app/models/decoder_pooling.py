@@ -74,6 +74,11 @@ class DecoderForPooling(PoolingModel):
                 raise UnsupportedError(f"{info.architecture} with attention in both directions", param="model")
             blocks = replace(blocks, attention=both_ways_attention)
         elif ctx.whole_prompts:
+            if blocks.attention is not grouped_query_attention:
+                raise UnsupportedError(
+                    f"enable_prefix_caching=False with {info.architecture}, whose attention needs a KV cache",
+                    param="enable_prefix_caching",
+                )
             blocks = replace(blocks, attention=one_pass_attention)
         self.model = Decoder(ctx, settings, ropes, blocks)
         self.score: nn.Module | None = None
