@@ -122,7 +122,12 @@ class EngineConfig(Frozen):
     hybrid_kv_cache: Literal["auto", "off"] = Field(
         "auto", description="`auto`: layers with a sliding window keep its blocks only, where that saves memory."
     )
-    enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of prompts that share a prefix.")
+    enable_prefix_caching: bool = Field(
+        True,
+        description="Reuse the KV blocks of prompts that share a prefix. false: Llama, Mistral, Qwen 2 and Qwen 3 pool "
+        "without a KV cache where a step holds the longest prompt and kv_cache_dtype and `deterministic` are not "
+        "given; num_blocks, kv_cache_memory_bytes and attention_backend say nothing there.",
+    )
     kv_host_memory_bytes: int = Field(
         0,
         ge=0,
@@ -137,8 +142,9 @@ class EngineConfig(Frozen):
     max_num_batched_tokens: int = Field(
         2048,
         ge=1,
-        description="Most tokens in one step; longer prompts are chunked. Of an encoder, where it is not given, at "
-        "least as many as its context, and on a GPU 8192.",
+        description="Most tokens in one step; longer prompts are chunked. Of an encoder, or a model that pools without "
+        "a KV cache (enable_prefix_caching), where it is not given, at least as many as its context, and on a GPU "
+        "8192.",
     )
     max_step_s: float | None = Field(
         None,

@@ -230,8 +230,8 @@ def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int, *, on
         return max(given, max_model_len, ENCODER_STEP_TOKENS if on_gpu else 0)
     if given < max_model_len:
         raise ConfigError(
-            f"max_num_batched_tokens={given} is less than max_model_len={max_model_len}: an encoder computes a prompt "
-            "in one step",
+            f"max_num_batched_tokens={given} is less than max_model_len={max_model_len}: a prompt is computed in "
+            "one step",
             param="max_num_batched_tokens",
         )
     return given

@@ -22,7 +22,7 @@ def test_an_encoder_has_as_many_as_keep_the_device_busy() -> None:
     assert step_budget(usual, encoder, 16_384, on_gpu=True) == 16_384
     given = EngineConfig(model=directory, max_num_batched_tokens=1024)
     assert step_budget(given, encoder, 512, on_gpu=True) == 1024
-    with pytest.raises(ConfigError, match="max_model_len=2048: an encoder computes a prompt in one step"):
+    with pytest.raises(ConfigError, match="max_model_len=2048: a prompt is computed in one step"):
         step_budget(given, encoder, 2048)
 
 
