@@ -26,7 +26,6 @@ _PASSWORD = re.compile(r"//[^/\s]+@")  # in the address of a proxy or a mirror
 _HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "artifact.metadata", *_HEADS)
 NOT_OURS = ("onnx/*", "openvino/*", "original/*", "*.onnx", "*.py")  # other engines' forms, and code
-ADAPTERS = "adapters/*/adapter_model.safetensors"  # of tasks (Jina Embeddings v5)
 DENSE = "[0-9]*_Dense"  # sentence-transformers' folders with weights of their own
 
 
@@ -46,8 +45,11 @@ def fetch_description(repository: str, revision: str | None, download_dir: str |
     return _download(repository, revision, download_dir, DESCRIPTION)
 
 
-def fetch_weights(repository: str, directory: Path, download_dir: str | None, load_format: str) -> None:
-    """Add the weights to the `directory` that `fetch_description` gave: safetensors, or else pytorch_model.bin.
+def fetch_weights(
+    repository: str, directory: Path, download_dir: str | None, load_format: str, beside: Sequence[str] = ()
+) -> None:
+    """Add the weights to the `directory` that `fetch_description` gave: safetensors, or else pytorch_model.bin, and the
+    files that are named `beside` them.
 
     CheckpointError says why they are not to be had.
     """
@@ -56,8 +58,8 @@ def fetch_weights(repository: str, directory: Path, download_dir: str | None, lo
         single, index = NAMED_FILES[kind]
         is_indexed = (directory / index).is_file()
         names = sorted(set(weight_map(directory / index).values())) if is_indexed else [single]
-        others = [f"{DENSE}/{single}", ADAPTERS]
-        _download(repository, directory.name, download_dir, [*map(glob.escape, names), *others])
+        patterns = [*map(glob.escape, (*names, *beside)), f"{DENSE}/{single}"]
+        _download(repository, directory.name, download_dir, patterns)
         if any((directory / name).is_file() for name in names):
             return
     if kinds:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from app.checkpoints.adapters.task_adapter import task_adapter
 from app.checkpoints.built_in import ASSETS as ASSETS
 from app.checkpoints.built_in import BUILT_IN_MODELS, built_in_directory
 from app.checkpoints.config_names import OTHER_NAMES, OWN_NAMES, overridden
@@ -327,7 +328,9 @@ def fetch_model_weights(config: EngineConfig, info: ModelInfo) -> None:
     """Download the weights of a hub's model into the directory of `info`; nothing where the model is a directory."""
     repository = repository_of(config.model)
     if commit_of(info.directory) is not None and repository is not None:
-        fetch_weights(repository, info.directory, config.download_dir, config.load_format)
+        adapter = task_adapter(info.hf_config)
+        beside = [] if adapter is None else [f"{adapter}/adapter_model.safetensors"]
+        fetch_weights(repository, info.directory, config.download_dir, config.load_format, beside)
 
 
 def tokenizer_directory(config: EngineConfig, info: ModelInfo) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from app import LLM, SamplingParams
@@ -73,6 +73,20 @@ def test_bin_files_where_there_is_nothing_better(mirror: Mirror, tmp_path: Path)
     fetch_model_weights(config(tmp_path), info)
     assert (info.directory / "pytorch_model.bin").is_file()
     (mirror.directory / "pytorch_model.bin").unlink()
+
+
+def test_adapters_come_with_the_model_whose_weights_they_are(mirror: Mirror, tmp_path: Path) -> None:
+    """Jina Embeddings v5's, of the task that is served; another repository's are no part of its weights."""
+    name = "adapters/{}/adapter_model.safetensors"
+    for task in ("retrieval", "clustering"):
+        (mirror.directory / name.format(task)).parent.mkdir(parents=True)
+        (mirror.directory / name.format(task)).write_text("{}")
+    info = ModelInfo.of(config(tmp_path))
+    fetch_model_weights(config(tmp_path), info)
+    assert not [one for one in mirror.downloaded if one.startswith("adapters/")]
+    info.hf_config.update(model_type="jina_embeddings_v5", jina_task="clustering")
+    fetch_model_weights(config(tmp_path), info)
+    assert [one for one in mirror.downloaded if one.startswith("adapters/")] == [name.format("clustering")]
 
 
 def test_what_is_downloaded_serves_without_a_network(
