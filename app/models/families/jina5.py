@@ -8,16 +8,17 @@ One task is served, whose adapter is added to the weights when they are loaded: 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 
-from app.checkpoints.adapters.adapter_files import AdapterFiles, LowRankEntry
+from app.checkpoints.adapters.adapter_files import WEIGHTS_FILE, AdapterFiles, LowRankEntry
 from app.checkpoints.adapters.task_adapter import task_adapter
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.entry_tensor import entry_tensor
+from app.checkpoints.tensors.entry_tensor import read_entry
 from app.checkpoints.tensors.tensor_view import computed
 from app.errors import CheckpointError, UnsupportedError
 from app.layers.context import BuildContext
@@ -28,7 +29,6 @@ from app.models.families.qwen3 import Qwen3ForCausalLM
 
 MOST_RANK = 1024
 _MODULES = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
-Pair = tuple[torch.Tensor, torch.Tensor, float]  # [r, in], [out, r], and what their product is multiplied by
 
 
 class JinaEmbeddingsV5(DecoderForPooling):
@@ -38,7 +38,7 @@ class JinaEmbeddingsV5(DecoderForPooling):
         super().__init__(ctx, info)
         adapter = task_adapter(info.hf_config)
         assert adapter is not None, "another model type"
-        self._adapter = info.directory / adapter
+        self._directory, self._adapter = info.directory, adapter
 
     @staticmethod
     def family_of(info: ModelInfo) -> type[CausalLM]:
@@ -46,37 +46,41 @@ class JinaEmbeddingsV5(DecoderForPooling):
         return Qwen3ForCausalLM if info.is_causal else LlamaForCausalLM
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """The family's, the adapter added to those that it changes."""
+        """The family's, the adapter added to those that it changes: the one beside them, where they are an update's."""
         module = name.removeprefix("model.").removesuffix(".weight")
-        if (pair := self._pairs.get(module)) is not None and name.endswith(".weight"):
-            if tensor.shape != (pair[1].shape[0], pair[0].shape[1]):
-                what = f"has the shape of another module than {name} {list(tensor.shape)}"
-                raise CheckpointError(f"{self._adapter}: {module} {what}", param="model")
-            tensor = computed(tensor, partial(_changed, pair=pair))
+        if name.endswith(".weight") and _MODULES.fullmatch(module):
+            files = self._files(tensor.file.parent if tensor.file.is_file() else self._directory)
+            if (entry := files.modules.get(module)) is not None:
+                if tensor.shape != (entry.second.shape[0], entry.first.shape[1]):
+                    what = f"has the shape of another module than {name} {list(tensor.shape)}"
+                    raise CheckpointError(f"{files.directory}: {module} {what}", param="model")
+                tensor = computed(tensor, partial(_changed, file=files.directory / WEIGHTS_FILE, entry=entry))
         return super().own_tensors(name, tensor)
 
-    @cached_property
-    def _pairs(self) -> Mapping[str, Pair]:
-        """The adapter's matrices by module; UnsupportedError names a module that is changed in another way."""
-        files = AdapterFiles.read(self._adapter, MOST_RANK)
+    def _files(self, directory: Path) -> AdapterFiles:
+        """The adapter in a directory, unread; UnsupportedError names a module that is changed in another way."""
+        file = directory / self._adapter / WEIGHTS_FILE
+        files = _read(file.parent, file.stat().st_mtime_ns if file.is_file() else 0)
         layers = len(self.model.layers)
         odd = [*files.extras, *(one for one in files.modules if not _is_changed(one, layers))]
         if odd:
-            raise UnsupportedError(f"{self._adapter} changes {odd[0]!r:.120}", param="model")
-        content = files.content()
-        return {module: _pair(entry, content) for module, entry in files.modules.items()}
+            raise UnsupportedError(f"{files.directory} changes {odd[0]!r:.120}", param="model")
+        return files
+
+
+@lru_cache(1)
+def _read(directory: Path, changed_ns: int) -> AdapterFiles:
+    """The adapter as it is since then; each tensor of the model asks for it."""
+    return AdapterFiles.read(directory, MOST_RANK)
 
 
 def _is_changed(module: str, num_layers: int) -> bool:
     return _MODULES.fullmatch(module) is not None and int(module.split(".")[1]) < num_layers
 
 
-def _pair(entry: LowRankEntry, content: bytearray) -> Pair:
-    return entry_tensor(entry.first, content), entry_tensor(entry.second, content), entry.scale
-
-
-def _changed(weight: torch.Tensor, pair: Pair) -> torch.Tensor:
+def _changed(weight: torch.Tensor, file: Path, entry: LowRankEntry) -> torch.Tensor:
+    """A module's weight with its two matrices, which are read now: none of the adapter is kept."""
     if weight.is_meta:  # asked for its shape alone
         return weight
-    first, second, scale = pair
-    return torch.addmm(weight.float(), second.float(), first.float(), alpha=scale).to(weight.dtype)
+    first, second = (read_entry(file, one) for one in (entry.first, entry.second))
+    return torch.addmm(weight.float(), second.float(), first.float(), alpha=entry.scale).to(weight.dtype)

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load, save_file
 
 from app.checkpoints.safetensors_header import SafetensorsHeader
-from app.checkpoints.tensors.entry_tensor import entry_tensor
+from app.checkpoints.tensors.entry_tensor import entry_tensor, read_entry
+from app.errors import CheckpointError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -25,3 +26,13 @@ def test_tensors_of_bytes(tmp_path: Path, dtype: torch.dtype, shift: int) -> Non
         if shift:
             moved = type(entry)(entry.dtype, entry.shape, entry.begin + shift, entry.end + shift)
         torch.testing.assert_close(entry_tensor(moved, content), tensor, rtol=0, atol=0)
+        torch.testing.assert_close(read_entry(file, entry), tensor, rtol=0, atol=0)
+
+
+def test_a_file_that_became_shorter(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(8)}, file)
+    entry = SafetensorsHeader.read(file, 1 << 20).tensors["a"]
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match="became shorter"):
+        read_entry(file, entry)

@@ -13,8 +13,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModel
 
+from app.checkpoints.adapters.adapter_files import AdapterFiles
 from app.checkpoints.adapters.task_adapter import TASKS
 from app.checkpoints.model_info import ASSETS, ModelInfo
+from app.engine.control.weights import update_weights
 from app.errors import CheckpointError, UnsupportedError
 from tests.hf_logprobs import prompts
 from tests.worker.pooling.pooling_driver import PoolingDriver
@@ -71,6 +73,24 @@ def test_vectors_of_each_task(tmp_path: Path, kind: str) -> None:
             found = driver.pool(PROMPTS, task="embed")
         for vector, judge in zip(found, expected[task], strict=True):
             np.testing.assert_allclose(vector, judge, atol=1e-4)
+
+
+def test_an_update_brings_the_adapter_beside_it_and_none_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdapterFiles, "content", None)  # all of the file in memory
+    first, second = tmp_path / "first", tmp_path / "second"
+    published(first, "qwen3")
+    shutil.copytree(first, second)
+    shutil.rmtree(second / "adapters" / TASKS[0])
+    shutil.move(second / "adapters" / TASKS[1], second / "adapters" / TASKS[0])
+    with PoolingDriver(first, tokenizer=TOKENIZER, max_model_len=128) as driver:
+        for directory in (first, second):
+            if directory == second:
+                for _ in update_weights(driver.core, str(second)):
+                    pass
+            for vector, judge in zip(driver.pool(PROMPTS, task="embed"), judged(directory, TASKS[0]), strict=True):
+                np.testing.assert_allclose(vector, judge, atol=1e-4)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
