@@ -48,11 +48,12 @@ class Pictured:
     """An architecture that compares texts with pictures of pages, and what its processor writes around each."""
 
     layer: str  # the tensors of the linear layer behind the tokens
-    picture: str  # the prompt of a picture, which stands at its placeholder, or what stands within `around`
+    picture: str  # the prompt of a picture, or the part of it that the processor's file may write otherwise
     query: str  # before a query
     num_fillers: int = 0  # padding tokens behind it, which only add vectors
     query_end: str = ""
-    around: tuple[str, str] = ("", "")  # the prompt of a picture
+    before: str = ""  # the rest of that prompt
+    behind: str = ""
     begin: str = ""  # of every text, in place of what the tokenizer puts there
 
 
@@ -70,7 +71,8 @@ PICTURED: Mapping[str, Pictured] = {
         "Question: ",
         num_fillers=10,
         query_end="\n",
-        around=("<image><bos>", "\n"),
+        before="<image><bos>",
+        behind="\n",
         begin="<bos>",
     ),
 }
@@ -173,12 +175,12 @@ def _of_pictures(directory: Path, own: Pictured) -> LateInteraction:
     tokens = _read(directory / "tokenizer_config.json", {"pad_token": either(TEXT, OBJECT)})
     padding = tokens.get("pad_token") or "<|endoftext|>"
     padding = padding if isinstance(padding, str) else str(padding.get("content") or "")
-    shown = (written.get("visual_prompt_prefix") or own.picture).join(own.around)
+    picture = written.get("visual_prompt_prefix") or own.picture
     marks: list[tuple[Role, str]] = [("query", own.begin + (written.get("query_prefix") or own.query))]
     return LateInteraction(
         marks=(*marks, ("document", own.begin)) if own.begin else tuple(marks),
         query_end=padding * own.num_fillers + own.query_end,
-        picture=shown,
+        picture=f"{own.before}{picture}{own.behind}",
         is_bare=bool(own.begin),
     )
 

@@ -19,7 +19,7 @@ class SentPixels:
         return with_pixels(request, lambda item: b"" if self._known.find(item.digest) else item.pixels)
 
     def note(self, request: EngineRequest) -> None:
-        """The replica has taken a request: it keeps what came with it."""
+        """The replica has taken a request: it has the pixels of all of its items, whether they came with it or not."""
         ask = media_of(request.asks)
         for item in () if ask is None else ask.items:
             self._known.keep(item.digest, True, len(item.pixels))

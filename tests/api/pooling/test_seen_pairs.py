@@ -148,15 +148,16 @@ def test_texts_of_documents_are_repeated_and_pictures_are_not(http: httpx.Client
 
 def test_what_is_refused(http: httpx.Client) -> None:
     shown = {"image": url_of(FILES[0])}
-    for changed, field in (
-        ({"documents": [shown], "max_tokens_per_doc": 3}, "max_tokens_per_doc"),
-        ({"documents": [shown], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
-        ({"documents": [shown] * (MOST + 1)}, f"documents.{MOST}.image"),
-        ({"documents": [{"image": "data:image/png;base64,AAAA"}]}, "documents.0.image"),
-        ({"documents": [{}]}, "document 0 must have text or image"),
-        ({"query": {}}, "must have text or image"),
-        ({"query": 3}, "must be a text or an object"),
+    for changed, field, says in (
+        ({"documents": [shown], "max_tokens_per_doc": 3}, "max_tokens_per_doc", "a picture is not cut"),
+        ({"documents": [shown], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens", "a picture is not cut"),
+        ({"documents": [shown] * (MOST + 1)}, f"documents.{MOST}.image", f"{MOST + 1} pictures; at most {MOST}"),
+        ({"documents": [{"image": "data:image/png;base64,AAAA"}]}, "documents.0.image", "is no picture"),
+        ({"documents": [{}]}, "documents", "document 0 must have text or image"),
+        ({"query": {}}, "query", "must have text or image"),
+        ({"query": 3}, "query", "must be a text or an object"),
     ):
         answer = http.post("/v1/rerank", json={"model": "seen", "query": "which?", "documents": ["a"], **changed})
-        assert answer.status_code in (400, 422), answer.text
-        assert field in answer.text
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == field
+        assert says in answer.json()["error"]["message"]
