@@ -26,6 +26,7 @@ OWN_CLOCK = {
     "limits.py": "the one place",
     "api/conftest.py": PLAYS,
     "api/generation/test_render.py": "how often the event loop turns while a thread works, not how long that takes",
+    "api/openai/audio/test_endpoint.py": PLAYS,
     "cli/fake_server.py": PLAYS,
     "deployments/fake_engine.py": PLAYS,
     "e2e/test_acceptance.py": TIMED,

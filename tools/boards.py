@@ -133,6 +133,7 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
         rate("Drafts that were right, by their place", "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position",
              "ops"),
         rate("Requests' drafts verified", "vllm:spec_decode_num_drafts_total", "engine", "ops"),
+        rate("Steps with prompts from CUDA graphs", "manta:prompt_steps_replayed_total", "engine", "ops"),
         gauge("Adapters that may be named", "manta:adapters_loaded", "engine"),
         rate("Adapters put into slots", "manta:adapter_slot_loads_total", "engine", "ops"),
         rate("Adapters read from disk", "manta:adapter_reads_total", "engine", "ops"),

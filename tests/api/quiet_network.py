@@ -6,7 +6,6 @@ Run in a network of its own, whose only way out is its loopback: `python -m test
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import sys
@@ -47,8 +46,9 @@ def main() -> None:
     statuses = asyncio.run(ask(client))
     sent = num_sent() - before
     own.close()
-    with contextlib.suppress(OSError):
-        socket.create_connection(("192.0.2.1", 80), timeout=0.2)
+    with socket.socket() as once:
+        once.setblocking(False)
+        once.connect_ex(("192.0.2.1", 80))  # says at once that it is under way
     print(json.dumps({"statuses": statuses, "sent": sent, "sent_by_one_connection": num_sent() - before - sent}))
 
 

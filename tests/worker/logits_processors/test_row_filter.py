@@ -118,7 +118,7 @@ def test_graphs_up_to_the_logits_serve_steps_with_the_filter_and_without(variant
     captured: list[tuple[str, StepKey]] = []
     graphs = object.__new__(CudaGraphs)
     graphs.step, graphs._forward, graphs._sample, graphs._sizes = step, {}, {}, {}
-    graphs._recorder = SimpleNamespace(record=lambda run: captured.append((run.func.__name__, *run.args)))  # type: ignore
+    graphs.recorder = SimpleNamespace(record=lambda run: captured.append((run.func.__name__, *run.args)))  # type: ignore
     with torch.inference_mode():
         for key in step.keys:
             graphs._capture(key)
