@@ -27,7 +27,7 @@ from app.config.model import ModelConfig
 from app.config.serve import ServeConfig
 from app.deployments.config_check import check_config
 from app.errors import ConfigError
-from app.records.pooling_info import whole_prompts
+from app.records.step_budget import whole_prompts
 from app.registry import suggestion
 
 GIB = 1 << 30

@@ -19,9 +19,10 @@ from app.records.encoder_info import EncoderInfo
 from app.records.kv_events import KVEventSink
 from app.records.media_info import MediaInfo
 from app.records.parallel_plan import check_parallel_sizes
-from app.records.pooling_info import PoolingInfo, pooling_info, step_budget, whole_prompts
+from app.records.pooling_info import PoolingInfo, pooling_info
 from app.records.request_bounds import RequestBounds
 from app.records.stats import StatsRecorder
+from app.records.step_budget import step_budget, whole_prompts
 from app.records.worker_info import WorkerInfo
 from app.structured.compiler import GrammarCompiler
 from app.structured.limits import GrammarLimits

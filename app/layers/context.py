@@ -34,7 +34,7 @@ class BuildContext:
     redundant_experts: int | None = None  # copies of experts that move between ranks; None: experts stay in place
     adapts_shared: bool = False  # adapters may change what tokens share beside their experts
     is_exact: bool = False  # whether a row's bits may not depend on the others of its step (`deterministic`)
-    whole_prompts: bool = False  # each in one step, of which nothing is cached (records/pooling_info.py)
+    whole_prompts: bool = False  # each in one step, of which nothing is cached (records/step_budget.py)
     has_leaves: bool = False  # nor on the number of ranks: products go over fixed leaves (layers/leaves.py)
 
     def kernels(self, table: KernelTable[T]) -> T:

@@ -21,7 +21,8 @@ from app.models.decoder_settings import DecoderSettings
 from app.models.generation_json import check_generation
 from app.models.implementation import runs_natively, transformers_refusal
 from app.records.parallel_plan import check_backend_sizes, check_parallel_sizes
-from app.records.pooling_info import pooling_info, step_budget
+from app.records.pooling_info import pooling_info
+from app.records.step_budget import step_budget
 from app.registry import Registry
 
 NUM_NEAREST = 3  # names of architectures that are told beside an unknown one

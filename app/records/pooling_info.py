@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.encoder_types import ONE_PASS_DECODERS, VOYAGE
+from app.checkpoints.encoder_types import VOYAGE
 from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+from app.records.classifier_info import Scores, classifier_pooling, labels_of, rewards, scores_of
 from app.records.late_interaction import PICTURED, STANFORD, LateInteraction, late_interaction, stanford_size
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 from app.records.verdict import Verdict, configured_verdict, packed_verdict
 
 Saturation = Literal["", "once", "twice"]
-Scores = Literal["sigmoid", "softmax", "identity"]
 
 # Pooling modes of sentence-transformers, under their old flags and their new names, and what we call them.
 _OLD_FLAGS = {
@@ -36,21 +36,13 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 _ONE = ("LABEL_0",)
-ENCODER_STEP_TOKENS = 8192  # on a GPU: of 2,048 it is done before the host has the next step ready
 TOKEN_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask", "LogitScore")
 _ALONE = ("SpladePooling", "LogitScore")  # behind the transformer
-_CLASSIFIER_POOLINGS = {"cls": "cls", "bos": "cls", "mean": "mean", "late": "mean"}
 _LLAMA_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
 _SATURATIONS: dict[str, Saturation] = {"relu": "once", "log1p_relu": "twice"}
-_SCORES: dict[str, Scores] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-_PROBLEMS: dict[str, Scores] = {
-    "regression": "identity",
-    "single_label_classification": "softmax",
-    "multi_label_classification": "sigmoid",
-}
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,19 +100,19 @@ class PoolingInfo:
             "has_token_types": int(hf.get("type_vocab_size") or 0) > 1,
         }
         if info.architecture.endswith("RewardModel"):
-            return cls("last", **_rewards(info), **common)
+            return cls("last", **rewards(info), **common)
         modules = _modules(info.directory)
         if verdict := _verdict(info, modules):
-            scores = _scores(hf, 1, info.directory)
+            scores = scores_of(hf, 1, info.directory)
             usual = _prompts(info.directory) if modules else NO_PROMPTS
             return cls(
                 "last", tasks=("classify",), labels=_ONE, scores=scores, verdict=verdict, prompts=usual, **common
             )
         if info.architecture.endswith("ForSequenceClassification"):
-            labels = _labels(hf)
-            pooling = _classifier_pooling(hf) if _usual_pooling(info) == "cls" else _usual_pooling(info)
+            labels = labels_of(hf)
+            pooling = classifier_pooling(hf) if _usual_pooling(info) == "cls" else _usual_pooling(info)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
-            return cls(pooling, tasks=tasks, labels=labels, scores=_scores(hf, len(labels)), **common)
+            return cls(pooling, tasks=tasks, labels=labels, scores=scores_of(hf, len(labels)), **common)
         if hf.get("model_type") in ("clip", "siglip"):
             return _of_towers(info, common)
         if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
@@ -202,39 +194,6 @@ def pooling_info(config: EngineConfig, info: ModelInfo) -> PoolingInfo | None:
             param="speculative_config",
         )
     return PoolingInfo.of(info, config.matryoshka)
-
-
-def whole_prompts(config: EngineConfig, info: ModelInfo, max_model_len: int) -> bool:
-    """True if each prompt is computed in one step and nothing is cached: an encoder's, and a plain decoder's where it
-    pools, prefixes are not kept, and the longest prompt fits in a step."""
-    if not info.is_causal:
-        return True
-    if str(info.hf_config.get("model_type")) not in ONE_PASS_DECODERS or info.runner(config.runner) != "pooling":
-        return False
-    is_given = "max_num_batched_tokens" in config.model_fields_set
-    most = config.max_num_batched_tokens if is_given else max(config.max_num_batched_tokens, ENCODER_STEP_TOKENS)
-    is_cached = config.enable_prefix_caching or config.kv_cache_dtype != "auto" or config.is_exact
-    return not is_cached and max_model_len <= most
-
-
-def step_budget(config: EngineConfig, info: ModelInfo, max_model_len: int, *, on_gpu: bool = False) -> int:
-    """Most tokens in one step: where prompts are computed whole, the longest must fit, so the default grows with the
-    context, and on a GPU to what keeps that busy.
-
-    ConfigError when the number was given and is too small.
-    """
-    given = config.max_num_batched_tokens
-    if not whole_prompts(config, info, max_model_len):
-        return given
-    if "max_num_batched_tokens" not in config.model_fields_set:
-        return max(given, max_model_len, ENCODER_STEP_TOKENS if on_gpu else 0)
-    if given < max_model_len:
-        raise ConfigError(
-            f"max_num_batched_tokens={given} is less than max_model_len={max_model_len}: a prompt is computed in "
-            "one step",
-            param="max_num_batched_tokens",
-        )
-    return given
 
 
 def _modules(directory: Path) -> list[tuple[str, Path]]:
@@ -400,50 +359,6 @@ def _usual_pooling(info: ModelInfo) -> str:
     if given not in _LLAMA_POOLINGS:
         raise UnsupportedError(f"pooling={given!r:.80} is not supported", param="model")
     return _LLAMA_POOLINGS[given]
-
-
-def _classifier_pooling(hf: dict[str, Any]) -> str:
-    """Tells what an encoder's classifier reads: the first token, unless `classifier_pooling` says otherwise (`late`:
-    the mean of what the head's first layer gave)."""
-    given = str(hf.get("classifier_pooling", "late" if hf.get("model_type") == "eurobert" else "cls"))
-    if given not in _CLASSIFIER_POOLINGS:
-        raise UnsupportedError(f"classifier_pooling={given!r} is not supported", param="model")
-    return _CLASSIFIER_POOLINGS[given]
-
-
-def _labels(hf: dict[str, Any]) -> tuple[str, ...]:
-    """transformers writes `id2label`, and means two classes where it writes nothing."""
-    named = hf.get("id2label") or {}
-    number = len(named) or int(hf.get("num_labels") or 2)
-    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(number))
-
-
-def _rewards(info: ModelInfo) -> dict[str, Any]:
-    """A number for the text (Qwen2.5-Math-RM), or for each token whether a step ending there is bad or good (PRM)."""
-    of_steps = info.architecture.endswith("ForProcessRewardModel")
-    hf = {"num_labels": 2 if of_steps else 1, **info.hf_config}
-    tasks: tuple[PoolingTask, ...] = ("token_classify", "classify") if of_steps else ("classify", "token_classify")
-    return {"tasks": tasks, "labels": _labels(hf), "scores": "softmax" if of_steps else "identity"}
-
-
-def _scores(hf: dict[str, Any], num_labels: int, packed: Path | None = None) -> Scores:
-    """Tells what scores are: as sentence-transformers wrote it down (in the directory `packed`, too), else by the kind
-    of problem or the number of classes."""
-    own = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get("sbert_ce_default_activation_function")
-    if own is None and packed is not None:
-        file = packed / "config_sentence_transformers.json"
-        given = read_object(file, optional=True)
-        check(given, PROMPT_FIELDS, str(file))
-        own = given.get("activation_fn")
-    if own:
-        name = str(own).rpartition(".")[2]
-        if name not in _SCORES:
-            raise UnsupportedError(f"the classifier's activation {own!r} is not supported", param="model")
-        return _SCORES[name]
-    problem = hf.get("problem_type")
-    if problem in _PROBLEMS:
-        return _PROBLEMS[problem]
-    return "sigmoid" if num_labels == 1 else "softmax"
 
 
 def _read(directory: Path, fields: Mapping[str, Kind]) -> dict[str, Any]:

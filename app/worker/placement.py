@@ -19,7 +19,7 @@ from app.platforms import platform_of
 from app.quantization import select_quantization
 from app.quantization.base import QuantMethod
 from app.records.parallel_plan import stage_layers
-from app.records.pooling_info import whole_prompts
+from app.records.step_budget import whole_prompts
 from app.records.worker_info import RendezvousInfo
 from app.worker.attention.backend import select_attention
 from app.worker.attention.kv_cache import select_kv_dtype

@@ -9,7 +9,7 @@ import pytest
 from app.checkpoints.model_info import ASSETS, ModelInfo
 from app.config.engine import EngineConfig
 from app.errors import ConfigError
-from app.records.pooling_info import ENCODER_STEP_TOKENS, step_budget, whole_prompts
+from app.records.step_budget import ENCODER_STEP_TOKENS, step_budget, whole_prompts
 from tests.tiny_encoders import tiny_encoder
 
 

@@ -12,8 +12,9 @@ from app.errors import ConfigError, UnsupportedError
 from app.loading.loader import load_pooling_model
 from app.platforms import platform_of
 from app.records.parallel_plan import refuse_stages
-from app.records.pooling_info import PoolingInfo, step_budget
+from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
+from app.records.step_budget import step_budget
 from app.worker.attention.kv_cache import KVCache, KVCacheSpec, describe_scales
 from app.worker.build.parts import Parts
 from app.worker.cascade_choice import refuse_cascade
