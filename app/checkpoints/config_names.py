@@ -26,6 +26,10 @@ _PUBLISHED_WITHIN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "internvl_chat": {"vision_config": {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}},
 }
 
+# Fields that only Jina's configurations of XLM-RoBERTa have, whose classes compute something else than those of that
+# name: they have names of their own here.
+_JINA, _SHARED = {"use_flash_attn", "lora_adaptations"}, "XLMRoberta"
+
 # What older families call the sizes.
 OTHER_NAMES = {
     "hidden_size": ("n_embd",),
@@ -64,9 +68,13 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the fields of its model type under the common names, too, where these say nothing."""
+    """`config` with the fields of its model type under the common names, too, where these say nothing, and
+    architectures under names that no other has."""
     kind = str(config.get("model_type"))
     found = _renamed(config, _PUBLISHED.get(kind, {}))
+    if kind == "xlm-roberta" and not _JINA.isdisjoint(config) and isinstance(config.get("architectures"), list):
+        named = [str(name) for name in config["architectures"]]
+        found["architectures"] = [f"Jina{name}" if name.startswith(_SHARED) else name for name in named]
     for part, names in _PUBLISHED_WITHIN.get(kind, {}).items():
         if isinstance(inner := found.get(part), Mapping):
             found[part] = _renamed(inner, names)

@@ -18,10 +18,13 @@ class EncoderType:
 _PLAIN, _BEHIND_PADDING = EncoderType(), EncoderType(position_offset=None)
 
 ENCODER_TYPES: Mapping[str, EncoderType] = {
+    "albert": _PLAIN,
     "bert": _PLAIN,
+    "bilingual": _BEHIND_PADDING,
     "camembert": _BEHIND_PADDING,
     "deberta-v2": _PLAIN,
     "distilbert": _PLAIN,
+    "dpr": _PLAIN,
     "electra": _PLAIN,
     "eurobert": _PLAIN,
     "gte": _PLAIN,

@@ -16,7 +16,7 @@ NAMED_FILES = {
     "pt": ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 }
 MOST_NAME_CHARS = 1 << 10
-_LAYER = re.compile(r"[^\d]*?\.(\d{1,9})\.")
+_LAYER = re.compile(r"[^\d]*?(?<!_groups)\.(\d{1,9})\.")  # a group's layers are gone through more than once (ALBERT)
 SHARDED_MANIFEST = "sharded_state.json"
 GGUF_MANIFEST = "gguf.json"  # of a directory that describes a GGUF file (app/checkpoints/gguf)
 

@@ -12,10 +12,10 @@ from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import AttentionLayer
 from app.layers.cache_spec import LayerCacheSpec
 from app.layers.context import BuildContext, ForwardContext
+from app.layers.distance_bias import DistanceBias
 from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import QKVLinear, RowLinear
 from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare
-from app.layers.relative_bias import RelativeBias
 from app.layers.rotary import RotaryEmbedding
 from app.layers.turned_heads import TurnedHeads
 
@@ -30,7 +30,7 @@ class EncoderAttention(AttentionLayer):
         settings: AttentionSettings,
         layer_index: int,
         rotary: RotaryEmbedding | None = None,
-        relative: RelativeBias | None = None,
+        by_distance: DistanceBias | None = None,
     ) -> None:
         super().__init__()
         s = settings
@@ -50,7 +50,7 @@ class EncoderAttention(AttentionLayer):
         self.scale = s.head_dim**-0.5 if s.scale is None else s.scale
         self.window, self.rotary = s.sliding_window, rotary
         self._turned = TurnedHeads(ctx, self.num_heads, self.num_kv_heads, s.head_dim)
-        self._bias_of_step = None if relative is None else relative.of_step
+        self._bias_of_step = None if by_distance is None else by_distance.of_step
 
     @property
     def plan_key(self) -> Hashable:

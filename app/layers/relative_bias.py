@@ -6,16 +6,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 
 from app.distributed.parallel_groups import RankGroup
 from app.errors import CheckpointError
-from app.kernels.attention.encoder import ScoreBias
-from app.layers.context import BuildContext, ForwardContext
+from app.layers.context import BuildContext
+from app.layers.distance_bias import DistanceBias
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 
-class RelativeBias(nn.Module):
+class RelativeBias(DistanceBias):
     """Half of the ranges are for what follows; near distances have one each, farther ones share theirs."""
 
     def __init__(
@@ -35,23 +34,9 @@ class RelativeBias(nn.Module):
         expect_shape(tensor, self.num_buckets, self.whole_heads)
         weight.data.copy_(tensor.narrow(1, self.first_head, self.num_heads))
 
-    def of_step(self, ctx: ForwardContext) -> ScoreBias:
-        """Returns what a step's layers add; computed once for each length."""
-
-        def bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            length = query.shape[2]
-            found: torch.Tensor | None = ctx.memo.get((self, length))
-            if found is None:
-                ctx.memo[self, length] = found = self.of_length(length)
-            return found
-
-        return bias
-
-    def of_length(self, length: int) -> torch.Tensor:
-        """[1, H, L, L]: the row of a query holds what the keys before and after it get."""
-        distances = torch.arange(1 - length, length, device=self.weight.device)
-        values = self.weight[self.bucket_of(distances)].T.contiguous()  # [H, 2 L - 1]
-        return values.unfold(1, length, 1).flip(1).unsqueeze(0)
+    def values(self, distances: torch.Tensor) -> torch.Tensor:
+        """See DistanceBias."""
+        return self.weight[self.bucket_of(distances)].T
 
     def bucket_of(self, distances: torch.Tensor) -> torch.Tensor:
         """The row of the table for distances int64 from a query to its keys, below 0 for those before it."""

@@ -191,6 +191,12 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "XLMRobertaModel": "app.models.families.xlm_roberta:RobertaModel",
         "XLMRobertaForMaskedLM": "app.models.families.xlm_roberta:RobertaForMaskedLM",
         "XLMRobertaForSequenceClassification": "app.models.families.xlm_roberta:RobertaForSequenceClassification",
+        "AlbertModel": "app.models.families.albert:AlbertModel",
+        "AlbertForMaskedLM": "app.models.families.albert:AlbertModel",
+        "AlbertForSequenceClassification": "app.models.families.albert:AlbertForSequenceClassification",
+        "BilingualModel": "app.models.families.xlm_roberta:RobertaModel",  # XLM-RoBERTa under another name
+        "DPRContextEncoder": "app.models.families.dpr:DPRContextEncoder",
+        "DPRQuestionEncoder": "app.models.families.dpr:DPRQuestionEncoder",
         "DistilBertModel": "app.models.families.distilbert:DistilBertModel",
         "DistilBertForMaskedLM": "app.models.families.distilbert:DistilBertForMaskedLM",
         "DistilBertForSequenceClassification": "app.models.families.distilbert:DistilBertForSequenceClassification",
@@ -217,6 +223,12 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "GteNewModel": "app.models.families.gte:NewModel",
         "GteNewForSequenceClassification": "app.models.families.gte:NewForSequenceClassification",
         "BgeM3EmbeddingModel": "app.models.families.xlm_roberta:RobertaModel",
+        "JinaBertModel": "app.models.families.jina_bert:JinaBertModel",  # v2 as published, as the next
+        "JinaBertForMaskedLM": "app.models.families.jina_bert:JinaBertModel",
+        "JinaXLMRobertaModel": "app.models.families.jina_xlm_roberta:JinaXLMRobertaModel",  # as published, as the next
+        "JinaXLMRobertaForSequenceClassification": (
+            "app.models.families.jina_xlm_roberta:JinaXLMRobertaForSequenceClassification"
+        ),
         "JinaEmbeddingsV5Model": "app.models.families.jina5:JinaEmbeddingsV5",
         "JinaEmbeddingsV3Model": "app.models.families.nomic_bert:JinaEmbeddingsV3Model",
         "CLIPModel": "app.models.multimodal.two_towers:TwoTowers",

@@ -125,14 +125,15 @@ class PoolingInfo:
         denses = _published_denses(info) or tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
-        pooling = poolings[0] if poolings else _usual_pooling(info)
+        by_itself = "mean" if hf.get("emb_pooler") == "mean" else _usual_pooling(info)  # Jina's name for it
+        pooling = poolings[0] if poolings else by_itself
         heads = _token_heads(info) if pooling == "cls" and not denses and not info.is_causal else None
         return cls(
             pooling,
             tasks=("embed", "token_embed") if heads is None else ("embed", "token_embed", "token_classify", "all"),
             token_heads=heads,
             denses=denses,
-            normalize=not modules or any(kind == "Normalize" for kind, _ in modules),
+            normalize=any(kind == "Normalize" for kind, _ in modules) if modules else hf.get("model_type") != "dpr",
             embedding_size=size,
             matryoshka=_matryoshka(hf, matryoshka),
             prompts=_prompts(info.directory) if modules else NO_PROMPTS,

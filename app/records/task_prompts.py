@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from app.errors import InvalidRequestError
 
-QUERY, DOCUMENT = ("query", "search_query"), ("document", "passage", "corpus", "search_document")
+QUERY = ("query", "search_query", "retrieval.query")
+DOCUMENT = ("document", "passage", "corpus", "search_document", "retrieval.passage")
 # Prompts that stand for a kind of input as clients name it (Cohere, NVIDIA, Voyage), the first that a model has.
 _INPUT_TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(QUERY, QUERY),

@@ -149,7 +149,8 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key", "norm_bias"), FLAG),
     **dict.fromkeys(("is_matryoshka", "classifier_bias", "is_original_qwen3_reranker"), FLAG),
     "classifier_from_token": several(TEXT, 2),
-    **dict.fromkeys(("method", "jina_task"), TEXT),
+    **dict.fromkeys(("method", "jina_task", "emb_pooler", "feed_forward_type"), TEXT),
+    **{"lora_adaptations": several(TEXT, 64), "lora_rank": whole(1, 1 << 16), "lora_alpha": _FACTOR},
     **dict.fromkeys(("classifier_pooling", "classifier_activation", "feed_forward_proj", "activation"), TEXT),
     **dict.fromkeys(("norm_rel_ebd", "position_embedding_type"), TEXT),
     **dict.fromkeys(("pooling", "temperature"), either(TEXT, _MAYBE_ZERO)),  # of llama_bidirec; others have their own

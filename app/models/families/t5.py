@@ -58,7 +58,7 @@ class T5EncoderModel(EncoderModel):
         layers = [
             PreNormEncoderLayer(
                 RMSNorm(ctx, size, eps),
-                EncoderAttention(ctx, attention, place, relative=relative),
+                EncoderAttention(ctx, attention, place, by_distance=relative),
                 RMSNorm(ctx, size, eps),
                 _mlp(ctx, info),
             )

@@ -91,7 +91,7 @@ class T5Block(Layer):
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
     def _bias(self) -> ScoreBias:
-        return lambda query, key: self.relative.of_length(query.shape[2])
+        return lambda query, key: self.relative.of_length(query.shape[2], query.device)
 
 
 class T5Encoder(TextEncoder):

@@ -34,6 +34,8 @@ T5 = {"d_model": 48, "d_ff": 80, "num_layers": 2, "num_heads": 4, "vocab_size": 
 BUCKETS = {"position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": ("albert", {"embedding_size": 24, "num_hidden_layers": 3}),
+    "albert-groups": ("albert", {"embedding_size": 24, "num_hidden_layers": 4, "num_hidden_groups": 2}),
     "camembert": ("camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": ("distilbert", {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 80}),
     "mpnet": ("mpnet", {"pad_token_id": 1}),
@@ -65,6 +67,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-gated": ("t5", {**T5, "d_kv": 16, "feed_forward_proj": "gated-gelu"}),
 }
 CLASSIFIERS = {
+    "albert": {},
     "camembert": {},
     "distilbert": {},
     "mpnet": {},
