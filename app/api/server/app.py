@@ -17,7 +17,7 @@ from app.api.http.errors import install_error_handlers
 from app.api.http.field_rule import FieldRule
 from app.api.http.held_bytes import HeldBytes
 from app.api.http.in_process import Answer, Post, post_in_process
-from app.api.http.joined_routes import join_routes
+from app.api.http.joined_routes import hasten, join_routes
 from app.api.http.live_sockets import MakeSession
 from app.api.http.load_header import LoadHeader
 from app.api.http.middleware import BodyLimit, BodyTimes, HeaderLimit, RequestContext
@@ -69,6 +69,7 @@ def create_app(
     for endpoint in endpoints():
         if endpoint.is_open(ingress):
             join_routes(app, endpoint.routes(api))
+    hasten(app)
     add_body_schemas(app, *bodies())
     app.add_middleware(Idempotency, paths=_generating(), store=api.stores("answers"), ingress=ingress)
     app.add_middleware(LoadHeader, paths=_generating())

@@ -10,11 +10,13 @@ from __future__ import annotations
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import WS_PROTOCOLS
+from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 
+from app.api.http.busy_paths import BUSY_PATHS
 from app.api.http.middleware import new_request_id
 
 HOOK = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:prepare"}  # environment of an ingress replica
+_HTTP = "app.deployments.serve.http_protocol:HttpProtocol"
 _WEBSOCKETS = "app.deployments.serve.websocket_protocol:WebSocketProtocol"
 # Serve decodes them as UTF-8. It takes `-` and `_` in a name for the same.
 _SERVE_HEADERS = frozenset(
@@ -28,16 +30,22 @@ _SERVE_HEADERS = frozenset(
     }
 )
 _ID = "x-request-id"
+_UNWATCHED = "x-request-disconnect-disabled", "?1"
 
 
 def prepare() -> list[Middleware]:
-    """Have uvicorn serve websockets our way; returns the middleware that Serve puts before its own."""
+    """Have uvicorn speak HTTP and websockets our way; returns the middleware that Serve puts before its own."""
+    HTTP_PROTOCOLS["auto"] = _HTTP
     WS_PROTOCOLS["auto"] = _WEBSOCKETS
     return [Middleware(ClientHeaders)]
 
 
 class ClientHeaders:
-    """Drops headers whose value Serve cannot read, and gives a request one id that can be echoed."""
+    """Drops headers whose value Serve cannot read, and gives a request one id that can be echoed.
+
+    Serve runs a task and a queue for each request to see that its client leaves. Where the application sees that
+    itself, Serve is told not to.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,7 +55,10 @@ class ClientHeaders:
         if "headers" in scope:
             given = Headers(scope=scope).get(_ID)
             scope["headers"] = [pair for pair in scope["headers"] if _is_readable(*pair)]
-            MutableHeaders(scope=scope)[_ID] = new_request_id(given)
+            headers = MutableHeaders(scope=scope)
+            headers[_ID] = new_request_id(given)
+            if scope.get("path") in BUSY_PATHS:
+                headers[_UNWATCHED[0]] = _UNWATCHED[1]
         await self._app(scope, receive, send)
 
 

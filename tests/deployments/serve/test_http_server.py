@@ -21,7 +21,7 @@ from ray.serve._private.http_util import (
     parse_session_id_header,
 )
 from starlette.types import Receive, Scope, Send
-from uvicorn.config import WS_PROTOCOLS
+from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -36,13 +36,15 @@ from tests.api.conftest import ScriptedClient, served, write_model
 from tests.limits import run
 
 KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+UNWATCHED = "x-request-disconnect-disabled"
 HANDSHAKE = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", KEY)
 
 
 @pytest.fixture(autouse=True)
 def protocols(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `prepare` changes is put back."""
-    monkeypatch.setitem(WS_PROTOCOLS, "auto", WS_PROTOCOLS["auto"])
+    for protocols in (HTTP_PROTOCOLS, WS_PROTOCOLS):
+        monkeypatch.setitem(protocols, "auto", protocols["auto"])  # type: ignore[misc]
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,6 +127,20 @@ def test_headers_that_serve_reads_may_hold_any_bytes(name: str) -> None:
         assert f"\r\nx-request-id: {answered['id']}\r\n".encode() in head.lower()
 
     run(check())
+
+
+@pytest.mark.parametrize(("path", "others"), [("/v1/embeddings", {"a": "1"}), ("/x", {"a": "1", UNWATCHED: "?0"})])
+def test_serve_watches_no_client_of_a_busy_path(path: str, others: dict[str, str]) -> None:
+    seen: list[bool] = []
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(parse_disconnect_disabled_header(dict(scope["headers"])))
+
+    (middleware,) = prepare()
+    scope = {"type": "http", "path": path, "headers": [(n.encode(), v.encode()) for n, v in others.items()]}
+    run(middleware.cls(inner)(scope, None, None))  # type: ignore[arg-type, call-arg]
+    assert seen == [path == "/v1/embeddings"]
+    assert others.items() <= {name.decode(): value.decode() for name, value in scope["headers"]}.items()
 
 
 def test_headers_that_serve_can_read_are_kept() -> None:
