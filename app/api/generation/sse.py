@@ -114,16 +114,15 @@ class EventStreamResponse(Response):
                     await error_response(described, scope)(scope, receive, send)
                     return
                 scope.setdefault("state", {})[BROKEN] = True
-                await self._send(self._form.error(described), send)
+                await self._send(self._form.error(described), send, is_last=True)
             finally:
                 pulse.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:
         while batch := await self._stream.next_batch():
             await self._send(self._opening() + "".join(map(self._form.event, batch)), send)
         await self._form.finish()
-        await self._send(self._opening() + self._form.end(), send)
+        await self._send(self._opening() + self._form.end(), send, is_last=True)
 
     def _opening(self) -> str:
         """Returns what comes before the first event, the first time."""
@@ -144,8 +143,8 @@ class EventStreamResponse(Response):
                 else:
                     await self._send(self._opening() + self._form.keep_alive(), send)
 
-    async def _send(self, text: str, send: Send) -> None:
-        """Send `text`; the status goes before the first."""
+    async def _send(self, text: str, send: Send, *, is_last: bool = False) -> None:
+        """Send `text`; the status goes before the first, nothing comes behind the last."""
         async with self._sending:
             self._last_sent = time.monotonic()
             if not self._has_status:
@@ -153,8 +152,8 @@ class EventStreamResponse(Response):
                 if self._stream.route.replica_id:
                     self.headers["X-Manta-Replica"] = self._stream.route.replica_id
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if text:
-                await send({"type": "http.response.body", "body": utf8(text), "more_body": True})
+            if text or is_last:
+                await send({"type": "http.response.body", "body": utf8(text), "more_body": not is_last})
 
 
 def _keep_alive_s(scope: Scope) -> float:
