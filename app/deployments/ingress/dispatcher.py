@@ -38,7 +38,7 @@ MOVE_WAIT_S = 120.0  # a request that has lost its replica waits so long for ano
 PLANNED_WAIT_S = 600.0  # one whose replica was taken out of service: the next one may have a large model to load
 POLL_S = 0.05
 END_WAIT_S = 0.5  # a channel may end so long after a call that broke off, where both tell of one death
-TELL_AFTER_S = 0.002  # the request goes first
+TELL_AFTER_S = 0.02  # the request goes first, and what is told of many goes together
 RETRY_S = 0.25  # a full replica is asked again, by a request that has run already
 
 
