@@ -244,7 +244,7 @@ class ModelInfo:
         architecture = _architecture(self.hf_config)
         if architecture.endswith(_GENERATING):
             return "generate"
-        pools = architecture.endswith(("Model", "ForRetrieval", "ForSequenceClassification"))
+        pools = architecture.endswith(("Model", "ForRanking", "ForRetrieval", "ForSequenceClassification"))
         return "pooling" if pools else "generate"
 
     @property

@@ -14,6 +14,7 @@ from app.offline.media import PromptEncoder
 from app.offline.pooling_outputs import OutputT, PoolingRequestOutput, ScoringOutput
 from app.offline.prompts import Prompt, as_list, at_prompt, has_media, text_or_ids
 from app.records.late_interaction import LateInteraction
+from app.records.listwise import Listwise, listwise_scores
 from app.records.outputs import EngineOutput
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams, PoolingTask
@@ -21,6 +22,7 @@ from app.records.request import EngineRequest
 from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.late_prompts import late_prompts
+from app.text.listwise_prompts import ListwiseAsk, listwise_prompts
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts
 from app.text.served_model import ServedModel
 
@@ -77,6 +79,8 @@ class Pooling:
             return self._run(prompts, task, use_tqdm, lambda scores: ScoringOutput(float(scores[0])))
         if (late := self._info().late) is not None:
             return self._late_scores(late, pairs, limit, use_tqdm)
+        if (listwise := self._info().listwise) is not None:
+            return self._listwise_scores(listwise, pairs, limit, use_tqdm)
         before = self._info().prompts
         query, document = before.first_of(QUERY), before.first_of(DOCUMENT)
         asked = [(query + first, document + second) for first, second in pairs]
@@ -101,6 +105,27 @@ class Pooling:
         left = dict(zip(queries, vectors, strict=False))
         right = dict(zip(documents, vectors[len(queries) :], strict=True))
         return [_scored(left[a], right[b], late.score(left[a].outputs, right[b].outputs)) for a, b in pairs]
+
+    def _listwise_scores(
+        self, listwise: Listwise, pairs: list[tuple[str, str]], limit: int | None, use_tqdm: bool
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Scores of a model that reads a query with many documents; each has the name and tokens of the first prompt of
+        its query."""
+        if limit is not None:
+            raise UnsupportedError("a prompt of this model holds several texts", param="truncate_prompt_tokens")
+        room, params = self._loop.core.bounds.max_total_tokens, PoolingParams(task="token_embed", use_activation=False)
+        places: dict[str, list[int]] = {}
+        for i, (query, _) in enumerate(pairs):
+            places.setdefault(query, []).append(i)
+        asks = [ListwiseAsk(query, [pairs[i][1] for i in own]) for query, own in places.items()]
+        made = [listwise_prompts(self._model.tokenizer, listwise, ask, room) for ask in asks]
+        results = iter(self._run([prompt for own in made for prompt in own], params, use_tqdm, _as_it_is))
+        found: dict[int, PoolingRequestOutput[ScoringOutput]] = {}
+        for own, prompts in zip(places.values(), made, strict=True):
+            parts = [next(results) for _ in prompts]
+            for i, score in zip(own, listwise_scores([part.outputs for part in parts]), strict=True):
+                found[i] = PoolingRequestOutput(parts[0].request_id, parts[0].prompt_token_ids, ScoringOutput(score))
+        return [found[i] for i in range(len(pairs))]
 
     def _info(self) -> PoolingInfo:
         if self._model.pooling is None:

@@ -20,6 +20,7 @@ from app.config.engine import EngineConfig
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
 from app.records.classifier_info import Scores, classifier_pooling, labels_of, rewards, scores_of
 from app.records.late_interaction import PICTURED, STANFORD, LateInteraction, late_interaction, stanford_size
+from app.records.listwise import Listwise
 from app.records.pooling_params import PoolingParams, PoolingTask
 from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 from app.records.verdict import Verdict, configured_verdict, packed_verdict
@@ -87,6 +88,7 @@ class PoolingInfo:
     padding: tuple[int, int] | None = None  # a token, and to how many tokens texts are filled up with it
     token_heads: TokenHeadsInfo | None = None  # it gives vectors and weights of tokens, too
     verdict: Verdict | None = None  # its one score is what a language head says of tokens
+    listwise: Listwise | None = None  # it reads a query with many documents, and gives vectors of marks alone
 
     @classmethod
     def of(cls, info: ModelInfo, matryoshka: bool = False) -> PoolingInfo:
@@ -113,6 +115,8 @@ class PoolingInfo:
             pooling = classifier_pooling(hf) if _usual_pooling(info) == "cls" else _usual_pooling(info)
             tasks: tuple[PoolingTask, ...] = ("classify", "token_classify") if info.is_causal else ("classify",)
             return cls(pooling, tasks=tasks, labels=labels, scores=scores_of(hf, len(labels)), **common)
+        if (listwise := Listwise.of(info)) is not None:
+            return _of_marks(info, listwise, common)
         if hf.get("model_type") in ("clip", "siglip"):
             return _of_towers(info, common)
         if sparse := [path for kind, path in modules if kind == "SpladePooling"]:
@@ -280,6 +284,16 @@ def _of_tokens(
         prompts=prompts.of_documents(dict(late.marks)),
         late=late,
         **common,
+    )
+
+
+def _of_marks(info: ModelInfo, listwise: Listwise, common: dict[str, Any]) -> PoolingInfo:
+    """Vectors of marks, through the two layers of Jina Reranker v3."""
+    between, size = info.hidden_size // 2, 512
+    first = DenseInfo(info.directory, info.hidden_size, between, bias=False, activation="relu", name="projector.0")
+    second = DenseInfo(info.directory, between, size, bias=False, activation="identity", name="projector.2")
+    return PoolingInfo(
+        "last", tasks=("token_embed",), denses=(first, second), embedding_size=size, listwise=listwise, **common
     )
 
 

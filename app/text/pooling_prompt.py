@@ -80,13 +80,18 @@ def templated_prompts(
             prompts += pooling_prompts(tokenizer, [(first, second)], max_tokens, max_last_tokens, keeps_end=keeps_end)
             continue
         if max_last_tokens is not None:
-            (whole,) = tokenizer.encode_plain([second])
-            second = _text_of(tokenizer, whole, _cut(whole, max_last_tokens), second)
+            second = cut_text(tokenizer, second, max_last_tokens)
         ids = tokenizer.encode(template.text(first, second), add_special_tokens=False)
         if max_tokens is not None and len(ids) > max_tokens:
             ids = _fitted(tokenizer, template, (first, second), max_tokens, keeps_end)
         prompts.append(PoolingPrompt(ids))
     return prompts
+
+
+def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
+    """The first tokens of a text as a text."""
+    (whole,) = tokenizer.encode_plain([text])
+    return _text_of(tokenizer, whole, _cut(whole, max_tokens), text)
 
 
 def _fitted(

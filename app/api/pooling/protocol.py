@@ -160,8 +160,8 @@ class ScoredBody(PoolingBody):
 
     instruction: Text | None = Field(
         None,
-        description="Of a reranker that is asked in words (Qwen3-Reranker, Qwen3-VL-Reranker): what it is to judge by, "
-        "instead of its usual instruction.",
+        description="Of a reranker that is asked in words (Qwen3-Reranker, Qwen3-VL-Reranker, Jina Reranker v3): what "
+        "it is to judge by, instead of its usual instruction.",
     )
     score_weights: dict[ScoreKind, Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
         None,

@@ -17,6 +17,7 @@ from app.api.http.body import describe_body, read_body
 from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
+from app.api.pooling.listwise import Ranking, ranked
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoredText, ScoreRequest
 from app.api.pooling.run import pool, pooled_room, pooling_of, read_page, read_pairs, tokenise, tokenise_late
 from app.api.pooling.token_vectors import parts_of
@@ -119,6 +120,9 @@ async def _scores(
     if pooling.late is not None:
         return await _late_scores(client, limits, request, body, model, pooling.late, asked, room)
     names = {"prompt": asked.field}
+    if pooling.listwise is not None:
+        ranking = Ranking(asked.request_id, asked.texts, asked.field, asked.max_last_tokens)
+        return await ranked(client, request, body, model, pooling.listwise, ranking)
     if pooling.labels:
         if len(pooling.labels) != 1:
             raise UnsupportedError(

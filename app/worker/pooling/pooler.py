@@ -47,6 +47,8 @@ class Pooler(WorkerFeature):
         self._classify = None if classify is None else ClassifierHead(info, classify)
         heads = info.token_heads
         self._of_tokens = None if heads is None else TokenHeads(heads, device, dummy)
+        self._marks = None if info.listwise is None else info.listwise.marks
+        self._places: dict[int, Int64Array] = {}  # row -> of its tokens that have vectors, where not all do
         self._params: dict[int, PoolingParams] = {}
         self._asked: dict[int, PoolingParams] = {}  # row -> what the heads read of them
         self._vectors: dict[int, torch.Tensor] = {}  # row -> [C] of the chunks so far
@@ -58,12 +60,15 @@ class Pooler(WorkerFeature):
         assert params is not None, "a request without pooling parameters at a pooling model"
         self.leave(row)
         self._params[row] = params
+        if self._marks is not None:
+            self._places[row] = np.flatnonzero(np.isin(request.token_ids, self._marks)).astype(np.int64)
         # Where a second text begins is the embeddings' business.
         self._asked[row] = params.model_copy(update={"second_text_at": None}) if params.second_text_at else params
 
     def leave(self, row: int) -> None:
         """The row was freed."""
         self._params.pop(row, None)
+        self._places.pop(row, None)
         self._asked.pop(row, None)
         self._vectors.pop(row, None)
         self._tokens.pop(row, None)
@@ -85,13 +90,21 @@ class Pooler(WorkerFeature):
         for i in of_tokens:
             row = rows[i]
             head = self._head(self._params[row])
-            own = hidden[starts[i] : starts[i + 1]].float()
+            own = self._counted(row, hidden[starts[i] : starts[i + 1]], int(lengths[i])).float()
             with self._within([row] * len(own)):
                 part = head(own, self._params[row])
             self._tokens.setdefault(row, []).append(part)
             if ends[i]:
                 pooled.parts.append(([int(places[i])], torch.cat(self._tokens.pop(row)).unsqueeze(0)))
         return pooled
+
+    def _counted(self, row: int, hidden: torch.Tensor, end: int) -> torch.Tensor:
+        """Hidden states of those of a row's tokens that have vectors; the last one is token `end - 1` of its prompt."""
+        if (places := self._places.get(row)) is None:
+            return hidden
+        within = places - (end - len(hidden))
+        own = within[(within >= 0) & (within < len(hidden))]
+        return hidden[to_device(own, self._device)]
 
     def _pool(
         self,
