@@ -201,12 +201,12 @@ class Dispatcher:
         return replica_id
 
     def _has_no_choice(self, claim: Claim, live: dict[str, ChannelClient]) -> bool:
-        """True if the model's one replica has no queue, so that even admission has nothing to say. Of several ingresses
-        none knows that."""
-        is_one = self._pool.is_alone and self._num_replicas == 1 == len(live)
-        if not is_one or claim.is_retry or claim.time_left_s is not None:
+        """True if the model's one replica has no queue, so that even admission has nothing to say. Other ingresses are
+        taken to have sent there what this one has since the replica's last report."""
+        if self._num_replicas != 1 or len(live) != 1 or claim.is_retry or claim.time_left_s is not None:
             return False
-        return any(one.report.replica_id in live and not one.has_queue for one in self._pool.book.replicas())
+        loads = [one for one in self._pool.book.replicas() if one.report.replica_id in live]
+        return any(not one.may_have_queue(self._pool.num_ingresses) for one in loads)
 
     async def _tell(self, leg: Leg, request: EngineRequest, claim: Claim) -> None:
         """The Router counts a request that is on its way, and says what the replica holds of its prompt. `claim` may

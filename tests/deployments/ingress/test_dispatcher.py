@@ -769,11 +769,12 @@ def test_where_one_replica_is_all_there_is_nobody_waits_for_the_router() -> None
         await until(lambda: counted(stage, "manta:ingress_routes_total") == {("exact",): 1.0})
         assert admissions(stage) == {("default", "admitted"): 1}
         (claim,) = stage.router.claims
-        stage.pool.is_alone = False  # another ingress may have filled the replica
+        stage.pool.num_ingresses = 1000  # the others may have filled the replica since its report, as far as is known
+        stage.pool.count_request("a", RouteQuery(2, 5))
         stage.router.answers = [Rejection("server", 12.0, 9.5)]
         with pytest.raises(OverloadedError):
             await stage._choice("w", PromptPlace())
-        stage.pool.is_alone = True
+        stage.pool.num_ingresses = 1
         late = Placement(deadline=Deadline(50.0, False))
         again = Placement(num_retries=1)
         for placement, num_waiting in ((late, 0), (again, 0), (Placement(), 1)):

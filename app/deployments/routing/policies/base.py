@@ -97,7 +97,13 @@ class ReplicaLoad:
     @property
     def has_queue(self) -> bool:
         """True if a request that comes now may have to wait for a row."""
-        return self.report.num_waiting > 0 or self.num_requests >= self.report.max_num_seqs
+        return self.may_have_queue(1)
+
+    def may_have_queue(self, num_senders: int) -> bool:
+        """The same where `num_senders` have each sent as much as is known here since the report."""
+        report = self.report
+        num_requests = report.num_running + report.num_waiting + num_senders * self.routed_requests
+        return report.num_waiting > 0 or num_requests >= report.max_num_seqs
 
     @property
     def fullness(self) -> float:
