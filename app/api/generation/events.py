@@ -67,7 +67,7 @@ class EventStream:
         self._ready: list[Event] = []
         self._error: Exception | None = None
         self._num_open = len(self.choices)
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of whoever writes, until something is ready
         self._room = asyncio.Event()
         served = client.models[model]
         self._turns = asyncio.Semaphore(served.max_running)
@@ -96,8 +96,8 @@ class EventStream:
                 raise self._error
             if not self._num_open:
                 return []
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         batch, self._ready = self._ready, []
         self._room.set()
         return batch
@@ -118,7 +118,7 @@ class EventStream:
             self._fail(error)
         finally:
             self._num_open -= 1
-            self._wake.set()
+            self._wake()
             await close_outputs(outputs)
 
     def _new_route(self, choice: Choice) -> RouteInfo:
@@ -134,7 +134,7 @@ class EventStream:
             if gathered is None:
                 continue
             self._ready.append((choice, gathered))
-            self._wake.set()
+            self._wake()
             if delta.finish_reason is not None:
                 if delta.must_abort:
                     route.extra[ENDED_BY] = delta.finish_reason
@@ -152,7 +152,12 @@ class EventStream:
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Something has happened. A future of each wait takes half of what an Event does, for every token."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 async def close_outputs(outputs: AsyncIterator[EngineOutput]) -> None:

@@ -105,7 +105,8 @@ class EventStreamResponse(Response):
         async with self._stream:
             pulse = asyncio.create_task(self._pulse(_keep_alive_s(scope), send))
             try:
-                await self._write(send)
+                # In a task of its own: here, each event would wake all the middleware that waits around this.
+                await asyncio.create_task(self._write(send))
             except ClientDisconnected:
                 return
             except Exception as error:
