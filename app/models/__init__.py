@@ -226,6 +226,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "JinaBertModel": "app.models.families.jina_bert:JinaBertModel",  # v2 as published, as the next
         "JinaBertForMaskedLM": "app.models.families.jina_bert:JinaBertModel",
         "JinaForRanking": "app.models.families.jina_ranking:JinaForRanking",
+        "JinaVLForRanking": "app.models.multimodal.jina_vl:JinaVLForRanking",
         "JinaXLMRobertaModel": "app.models.families.jina_xlm_roberta:JinaXLMRobertaModel",  # as published, as the next
         "JinaXLMRobertaForSequenceClassification": (
             "app.models.families.jina_xlm_roberta:JinaXLMRobertaForSequenceClassification"

@@ -89,7 +89,7 @@ class DecoderForPooling(PoolingModel):
             assert self.model.embed_tokens is not None
             self.score = VerdictHead(ctx, settings, pooling.verdict, self.model.embed_tokens)
         elif self.num_labels:
-            rewards = info.architecture.endswith("RewardModel")
+            rewards = info.architecture.endswith(("RewardModel", "VLForRanking"))
             self.score = reward_head(ctx, size, self.num_labels) if rewards else score_head(ctx, size, self.num_labels)
 
     @staticmethod

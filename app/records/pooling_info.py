@@ -26,6 +26,7 @@ from app.records.task_prompts import NO_PROMPTS, TaskPrompts
 from app.records.verdict import Verdict, configured_verdict, packed_verdict
 
 Saturation = Literal["", "once", "twice"]
+PairForm = Literal["", "jina_vl"]
 
 # Pooling modes of sentence-transformers, under their old flags and their new names, and what we call them.
 _OLD_FLAGS = {
@@ -88,6 +89,7 @@ class PoolingInfo:
     padding: tuple[int, int] | None = None  # a token, and to how many tokens texts are filled up with it
     token_heads: TokenHeadsInfo | None = None  # it gives vectors and weights of tokens, too
     verdict: Verdict | None = None  # its one score is what a language head says of tokens
+    pairs: PairForm = ""  # a reranker's own, where the checkpoint's template is for conversations alone
     listwise: Listwise | None = None  # it reads a query with many documents, and gives vectors of marks alone
 
     @classmethod
@@ -110,6 +112,8 @@ class PoolingInfo:
             return cls(
                 "last", tasks=("classify",), labels=_ONE, scores=scores, verdict=verdict, prompts=usual, **common
             )
+        if info.architecture == "JinaVLForRanking":
+            return cls("last", tasks=("classify",), labels=_ONE, scores="sigmoid", pairs="jina_vl", **common)
         if info.architecture.endswith("ForSequenceClassification"):
             labels = labels_of(hf)
             pooling = classifier_pooling(hf) if _usual_pooling(info) == "cls" else _usual_pooling(info)

@@ -34,10 +34,11 @@ def seen_pair(
     of `with_media`."""
     if template is None or not template.picture:
         raise UnsupportedError("this model compares texts; it takes no pictures", param=room.field)
-    shown = [picture for side in pair for picture in side.pictures]
+    in_order = pair[::-1] if template.document_first else pair
+    shown = [picture for side in in_order for picture in side.pictures]
     places = Placeholders(media, shown)
     texts = [template.picture * len(side.pictures) + str(places.hide(side.text)) for side in pair]
     rendered = replace(template, head=places.hide(template.head)).text(*texts)
     ids = encode_pieces(tokenizer, places.pieces(rendered), False, room)
     ids, asks = with_media(media, ids, shown, room.field)
-    return PoolingPrompt(ids, asks=asks)
+    return PoolingPrompt([*ids, *template.ends], asks=asks)

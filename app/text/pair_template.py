@@ -30,6 +30,8 @@ class PairTemplate:
     tail: str
     around: tuple[str, str] | None = field(default=None, compare=False)  # an instruction in `head`; None: it takes none
     picture: str = ""  # is written before the text that it belongs to; "": it takes none
+    document_first: bool = False  # the query stands behind the document
+    ends: tuple[int, ...] = ()  # token ids behind the whole
 
     @classmethod
     def of(cls, template: ChatTemplate, pooling: PoolingInfo) -> PairTemplate | None:
@@ -37,6 +39,8 @@ class PairTemplate:
         are read without a template."""
         if not pooling.is_causal or len(pooling.labels) != 1:
             return None
+        if pooling.pairs:
+            return _JINA_VL
         if found := cls._rendered(template, pooling.prompts.usual):
             other = cls._rendered(template, _INSTRUCTION)
             if other is not None and other.head.count(_INSTRUCTION) == 1 and "\ue000" not in other.middle + other.tail:
@@ -75,12 +79,13 @@ class PairTemplate:
         return bool(opening) and query.startswith(opening)
 
     def text(self, query: str, document: str) -> str:
-        """The whole prompt."""
-        return f"{self.head}{query}{self.middle}{document}{self.tail}"
+        """The whole prompt, but for the tokens that end it."""
+        first, second = (document, query) if self.document_first else (query, document)
+        return f"{self.head}{first}{self.middle}{second}{self.tail}"
 
     def num_tokens(self, tokenizer: Tokenizer) -> int:
         """Tokens of a prompt without texts."""
-        return len(tokenizer.encode(self.text("", ""), add_special_tokens=False))
+        return len(tokenizer.encode(self.text("", ""), add_special_tokens=False)) + len(self.ends)
 
 
 def _asked(instruction: str, query: str, document: str, tail: str, picture: str = "") -> PairTemplate:
@@ -92,6 +97,15 @@ _QWEN3 = _asked(
     "\n<Query>: ",
     "\n<Document>: ",
     f"{_TURN}<think>\n\n</think>\n\n",
+)
+# Jina Reranker m0 reads its score from a token of its own behind the pair.
+_JINA_VL = PairTemplate(
+    "**Document**:\n",
+    "\n**Query**:\n",
+    "",
+    picture="<|vision_start|><|image_pad|><|vision_end|>",
+    document_first=True,
+    ends=(100,),
 )
 _QWEN3_VL = _asked(
     "Given a search query, retrieve relevant candidates that answer the query.",

@@ -81,11 +81,15 @@ def templated_prompts(
             continue
         if max_last_tokens is not None:
             second = cut_text(tokenizer, second, max_last_tokens)
-        ids = tokenizer.encode(template.text(first, second), add_special_tokens=False)
+        ids = _templated(tokenizer, template, first, second)
         if max_tokens is not None and len(ids) > max_tokens:
             ids = _fitted(tokenizer, template, (first, second), max_tokens, keeps_end)
         prompts.append(PoolingPrompt(ids))
     return prompts
+
+
+def _templated(tokenizer: Tokenizer, template: PairTemplate, query: str, document: str) -> list[int]:
+    return [*tokenizer.encode(template.text(query, document), add_special_tokens=False), *template.ends]
 
 
 def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:
@@ -103,7 +107,7 @@ def _fitted(
     while True:
         parts = _fit(plain, room, keeps_end)
         texts = [_text_of(tokenizer, *three) for three in zip(plain, parts, pair, strict=True)]
-        ids = tokenizer.encode(template.text(*texts), add_special_tokens=False)
+        ids = _templated(tokenizer, template, *texts)
         if len(ids) <= max_tokens:
             return ids
         room -= len(ids) - max_tokens

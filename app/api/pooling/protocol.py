@@ -233,7 +233,7 @@ class RerankDocument(StrictModel):
     image: Text | None = Field(
         None,
         description="A picture's address, a data URL or one that the server may fetch: of models that compare pages "
-        "(ColPali, ColQwen2), and of Qwen3-VL-Reranker.",
+        "(ColPali, ColQwen2), and of Qwen3-VL-Reranker and Jina Reranker m0.",
     )
 
     def scored(self, field: str) -> ScoredText:
