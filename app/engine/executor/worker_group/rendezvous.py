@@ -1,15 +1,13 @@
 """Lets driver and workers meet: the driver listens, each worker connects, and each shows that it knows the secret.
 
-Frames carry pickles, so neither end believes the other before it has proved itself. The secret travels through Ray (or
-a pipe) and never over the connection: either end answers the other's fresh nonce with an HMAC (challenge and response
-both ways, RFC 2104), so that what a listener on the network hears is of no use to it. The unix socket lies in a
-directory that only this user can enter, and both listeners close once all workers are connected.
+Frames carry pickles, so neither end believes the other before it has proved itself (app/challenge.py). The secret
+travels through Ray (or a pipe). The unix socket lies in a directory that only this user can enter, and both listeners
+close once all workers are connected.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import select
@@ -22,13 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from app.challenge import GREETING_BYTES, NONCE_BYTES, new_nonce, proof, proves
 from app.engine.executor.worker_group.connection import ConnectionLostError, FrameConnection
 
 _CHECK_S = 0.1
 _GREETING_TIMEOUT_S = 5.0  # a peer that comes over TCP answers at once, or is not ours
 _ANSWER_TIMEOUT_S = 120.0  # the driver greets one peer after another, strangers among them
-_GREETING_BYTES = 64  # longest frame of a greeting
-_NONCE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +107,17 @@ class Rendezvous:
         self, connection: FrameConnection, deadline: float, check: Callable[[], None] | None = None
     ) -> int | None:
         """The rank of a worker that has shown the secret by then; None of anybody else."""
-        secret, own = self.address.secret, secrets.token_bytes(_NONCE_BYTES)
+        secret, own = self.address.secret, new_nonce()
         try:
-            with connection.limited(_GREETING_BYTES):
+            with connection.limited(GREETING_BYTES):
                 hello = _heard(connection, deadline, check)
-                connection.send(own + _proof(secret, b"driver", hello, own), _left_s(deadline))
+                connection.send(own + proof(secret, b"driver", hello, own), _left_s(deadline))
                 shown = _heard(connection, deadline, check)
         except (ConnectionLostError, TimeoutError):
             return None
-        if len(hello) != _NONCE_BYTES + 4 or not hmac.compare_digest(shown, _proof(secret, b"worker", hello, own)):
+        if len(hello) != NONCE_BYTES + 4 or not proves(shown, secret, b"worker", hello, own):
             return None
-        return int.from_bytes(hello[_NONCE_BYTES:], "little")
+        return int.from_bytes(hello[NONCE_BYTES:], "little")
 
 
 def _heard(connection: FrameConnection, deadline: float, check: Callable[[], None] | None) -> bytes:
@@ -165,19 +162,14 @@ def connect(address: Address, rank: int, same_node: bool) -> tuple[FrameConnecti
 
 def _introduce(connection: FrameConnection, secret: bytes, rank: int) -> None:
     """The worker's side of `_greet`."""
-    hello = secrets.token_bytes(_NONCE_BYTES) + rank.to_bytes(4, "little")
-    with connection.limited(_GREETING_BYTES):
+    hello = new_nonce() + rank.to_bytes(4, "little")
+    with connection.limited(GREETING_BYTES):
         connection.send(hello, _ANSWER_TIMEOUT_S)
         answer = connection.recv(_ANSWER_TIMEOUT_S)
-    nonce, shown = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-    if not hmac.compare_digest(shown, _proof(secret, b"driver", hello, nonce)):
+    nonce, shown = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+    if not proves(shown, secret, b"driver", hello, nonce):
         raise ConnectionLostError("what answered at the driver's address does not know the secret")
-    connection.send(_proof(secret, b"worker", hello, nonce), _ANSWER_TIMEOUT_S)
-
-
-def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
-    """Returns what only one who knows the secret can say, as `who`, to this worker's hello and this driver's nonce."""
-    return hmac.digest(secret, who + nonce + hello, "sha256")
+    connection.send(proof(secret, b"worker", hello, nonce), _ANSWER_TIMEOUT_S)
 
 
 def _configure(sock: socket.socket) -> None:
