@@ -21,7 +21,8 @@ MAY_UNPICKLE = {
     "engine/executor/worker_group/worker_actor.py",
     "loading/load_formats/pt.py",  # the name of an error; it loads tensors only, see test_no_text_becomes_code
 }
-# What a command of the user's own asks, the address that this server itself announces, a driver of its workers, the hub
+# What a command of the user's own asks, the address that this server itself announces, a driver of its workers, an
+# ingress of its engine replicas, which show it that they know the cluster's secret, the hub
 # that the operator names a model of or repositories of adapters on, and hosts of pictures that the operator names.
 MAY_CONNECT = {
     "cli/check_determinism.py",
@@ -29,6 +30,7 @@ MAY_CONNECT = {
     "cli/server_queries.py",
     "cli/stream_client.py",
     "cli/batch/transport.py",
+    "deployments/channel/direct_port.py",
     "deployments/ingress/announcement.py",
     "engine/executor/worker_group/rendezvous.py",
     "checkpoints/hub.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from app.config.frozen import Frozen
@@ -35,6 +37,11 @@ class IngressConfig(Frozen):
     )
     graceful_shutdown_timeout_s: float = Field(
         600.0, ge=0, description="Time an ingress replica that is taken out of service has for its streams to end."
+    )
+    channel: Literal["direct", "serve"] = Field(
+        "direct",
+        description="How requests reach the engine replicas and tokens come back: over connections of the "
+        "ingress' own, or over Serve's handles, as also where no connection can be had.",
     )
     admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
     profile_directory: str | None = Field(

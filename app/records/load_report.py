@@ -33,3 +33,4 @@ class LoadReport(msgspec.Struct, array_like=True, frozen=True):
     weights: str = ""  # their revision, also where nothing is cached: no other ones go on with a request's tokens
     adapters: AdapterState = NO_ADAPTERS  # that it serves beside its model
     held: str = ""  # why an operator has new requests wait there; empty where they do not
+    address: tuple[str, int] | None = None  # where ingresses connect for their channels; None: nowhere

@@ -357,6 +357,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("manta:ingress_requests", "Requests in flight in this ingress replica."),
     _gauge("manta:ingress_waiting_requests", "Requests that wait for a model's first replica.", "model_name"),
     _gauge("manta:ingress_channels", "Engine replicas that this ingress replica can send requests to."),
+    _gauge("manta:ingress_direct_channels", "Engine replicas it has a connection of its own to."),
     _gauge(
         "manta:ingress_model_down",
         "1 while this ingress replica reaches no engine replica of a model that is to have one, else 0.",

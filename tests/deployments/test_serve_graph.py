@@ -67,6 +67,7 @@ def server() -> Iterator[ServeProcess]:
         ROOT / "configs/serve/quickstart.yaml", edit, ready_timeout_s=limits.patience_s(), ends_gracefully=False
     ) as process:
         wait_until(lambda: num_channels(process) == 3, "all replicas are found")
+        assert num_connected(process), "no channel has a connection of its own"
         yield process
     shutil.rmtree(HOLD.parent)
 
@@ -118,6 +119,11 @@ def both_run(server: ServeProcess) -> bool:
 def num_channels(server: ServeProcess) -> float:
     """Engine replicas that the ingress can use."""
     return sum(samples(server, "manta:ingress_channels").values())
+
+
+def num_connected(server: ServeProcess) -> float:
+    """Those of them that it has a connection of its own to."""
+    return sum(samples(server, "manta:ingress_direct_channels").values())
 
 
 def replicas(server: ServeProcess, deployment: str) -> list[psutil.Process]:

@@ -13,7 +13,9 @@ from app.api.http.request_log import note_generation
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.config.ingress import IngressConfig
+from app.deployments.channel.channel_client import ReplicaPort
 from app.deployments.channel.channel_hub import ChannelHub
+from app.deployments.channel.direct_port import Address, DirectPort
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.wire import decode_control
@@ -31,6 +33,7 @@ from app.telemetry.metrics_recorder import MetricsRecorder
 from app.text.chat_template import ChatTemplate
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
+from tests.deployments.over_tcp import SECRET, NoHandle, listen
 from tests.limits import until
 
 KEY = b"a secret for tests"
@@ -141,17 +144,26 @@ class TwoEngines:
         kv_tokens = self.replicas["a"].kv_tokens
         served = ServedModel("tiny-chat", info, tokenizer, template, info.max_position_embeddings, kv_tokens)
         self.models = {"tiny-chat": served}
+        self.is_over_tcp = False  # each channel has a connection of its own
+        self._addresses: dict[str, Address] = {}
 
     async def start(self) -> None:
         """On the event loop that runs; ends with `stop`."""
         for replica in self.replicas.values():
             replica.open()
+            if self.is_over_tcp:
+                _, self._addresses[replica.name] = await listen(replica, replica.name)
         self.recorder = MetricsRecorder({"ingress": "i"}, scope="ingress")
-        self.pool = ReplicaPool("tiny-chat", "i", IngressConfig(), self._discover, self.replicas.__getitem__)
+        self.pool = ReplicaPool("tiny-chat", "i", IngressConfig(), self._discover, self._connect)
         router = RouterClient(NoRouter(), PromptHasher(KEY), 5.0)
         self.dispatcher = Dispatcher(self.pool, router, self.recorder, num_replicas=2)
         self.pool.finder.start()
         await until(lambda: len(self.pool.live()) == 2)
+
+    def _connect(self, name: str) -> ReplicaPort:
+        if not self.is_over_tcp:
+            return self.replicas[name]
+        return DirectPort(self._addresses[name], SECRET, name, NoHandle())
 
     async def stop(self) -> None:
         """Close the channels."""

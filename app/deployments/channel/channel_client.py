@@ -36,7 +36,7 @@ State = Literal["opening", "live", "draining", "closed"]
 
 
 class ReplicaPort(SubmitPort, Protocol):
-    """Reaches one engine replica; over a Serve handle in the ingress, in memory in tests."""
+    """Reaches one engine replica: over a connection or a Serve handle in the ingress, in memory in tests."""
 
     def open_channel(self, channel_id: str, ingress_id: str) -> AsyncGenerator[bytes, None]:
         """The replica's frames."""

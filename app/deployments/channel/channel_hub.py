@@ -1,9 +1,10 @@
 """Engine side of the token channels: who gets which tokens, and who may have more (I9).
 
-A channel is one long-lived response to one ingress replica. It carries one frame per engine step with all of that
-ingress's outputs, the first token of a request never held back. Each request may have `window` tokens that its
-client has not consumed; beyond it the engine pauses that request alone. A channel whose ingress was silent for
-`lease_s` is closed and its requests are aborted. Lives on the event loop's thread; knows neither Ray nor Serve.
+A channel leads to one ingress replica, over a connection or as one long-lived response. It carries one frame per engine
+step with all of that ingress's outputs, the first token of a request never held back. Each request may have `window`
+tokens that its client has not consumed; beyond it the engine pauses that request alone. A channel whose ingress was
+silent for `lease_s` is closed and its requests are aborted. Lives on the event loop's thread; knows neither Ray nor
+Serve.
 """
 
 from __future__ import annotations

@@ -42,6 +42,14 @@ class ControlMessage(msgspec.Struct, array_like=True):
     shared: tuple[str, ...] = ()  # streams that need not have the replica for themselves any more
 
 
+class Opening(msgspec.Struct, array_like=True):
+    """Asks for a channel, over a connection of its own."""
+
+    channel_id: str
+    ingress_id: str
+    replica_id: str  # that is meant; another one may have got its port
+
+
 class SecludedError(EngineDeadError):
     """The refusal of a replica that another request has for itself."""
 
@@ -59,3 +67,4 @@ def encode(message: msgspec.Struct) -> bytes:
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 decode_feed = msgspec.msgpack.Decoder(FeedFrame).decode
 decode_control = msgspec.msgpack.Decoder(ControlMessage).decode
+decode_opening = msgspec.msgpack.Decoder(Opening).decode

@@ -29,6 +29,8 @@ from app.api.generation.served_models import load_served_model
 from app.api.http.request_log import note_generation
 from app.config.serve import ServeConfig
 from app.deployments.autoscaling.figures import ingress_figures
+from app.deployments.channel.direct_messages import channel_secret
+from app.deployments.channel.direct_port import DirectPorts
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.serve_port import LOST, EngineHandles, call
@@ -101,13 +103,13 @@ class Ingress:
         peers = Peers()
         self._quarantines = SharedQuarantines(peers, self._handles)
         self._metrics = MetricsCollector(self._recorder.labels, self._snapshot, self._handles, router, peers)
+        key = await asyncio.to_thread(load_block_hash_key)
+        secret = channel_secret(key) if config.ingress.channel == "direct" else None
+        self._ports = {name: DirectPorts(handles, secret) for name, handles in self._handles.items()}
         self._pools = {name: self._create_pool(name) for name in self._handles}
         self._may_sleep = {model.name: model.may_sleep for model in config.models}
-        for pool in self._pools.values():
-            pool.finder.start()
         self._names = ServedNames()
         self.models: dict[str, ServedModel] = self._names
-        key = await asyncio.to_thread(load_block_hash_key)
         media = MediaReader(config.ingress.media, key)
         for model in config.models:
             self._names.serve(await asyncio.to_thread(load_served_model, model, media))
@@ -287,6 +289,8 @@ class Ingress:
         self._recorder.set("manta:ingress_held_bytes", state.held.total, "bodies")
         self._recorder.set("manta:ingress_held_bytes", state.batch_runner.held_bytes, "lines of batches")
         self._recorder.set("manta:ingress_channels", sum(len(pool.live()) for pool in self._pools.values()))
+        connected = sum(ports.num_connected for ports in self._ports.values())
+        self._recorder.set("manta:ingress_direct_channels", connected)
         self._recorder.set("manta:ingress_channels_lost_total", sum(pool.num_lost for pool in self._pools.values()))
         self._recorder.set("manta:ingress_store_down", float(self._stores.is_out))
         for name, room in self._waiting_rooms.items():
@@ -351,15 +355,17 @@ class Ingress:
         return Admission(options, self._pools[model].book, budget)
 
     def _create_pool(self, model: str) -> ReplicaPool:
-        handles = self._handles[model]
+        handles, ports = self._handles[model], self._ports[model]
 
         async def discover() -> Discovery:
-            return await handles.ping(self._ingress_id, PING_TIMEOUT_S)
+            return ports.learn(await handles.ping(self._ingress_id, PING_TIMEOUT_S))
 
         shutdown_s = next(one.graceful_shutdown_timeout_s for one in self._config.models if one.name == model)
-        return ReplicaPool(
-            model, self._ingress_id, self._config.ingress, discover, handles.port, shutdown_s, self._update_names
+        pool = ReplicaPool(
+            model, self._ingress_id, self._config.ingress, discover, ports.port, shutdown_s, self._update_names
         )
+        pool.finder.start()
+        return pool
 
     def _update_names(self, pool: ReplicaPool) -> None:
         """Serve the adapters that the replicas of a model tell of."""

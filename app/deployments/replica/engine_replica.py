@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from ray import serve
+from ray.util import get_node_ip_address
 
 from app.api.engine_client import ReplicaAnswer
 from app.backends import STAT_LOGGERS
@@ -29,6 +30,8 @@ from app.deployments.admin.member import FleetMember
 from app.deployments.admin.shared_state import SharedState
 from app.deployments.autoscaling.figures import engine_figures
 from app.deployments.channel.channel_hub import ChannelHub
+from app.deployments.channel.channel_listener import ChannelListener
+from app.deployments.channel.direct_messages import channel_secret
 from app.deployments.channel.feed_hub import FeedHub
 from app.deployments.channel.wire import decode_control
 from app.deployments.process.cluster_secret import load_block_hash_key
@@ -82,8 +85,7 @@ class EngineReplica:
         context = serve.get_replica_context()
         self.replica_id: str = context.replica_id.unique_id
         self._model = model
-        incarnation = new_incarnation()
-        kv_events = KVEventLog(self.replica_id, incarnation)
+        kv_events = KVEventLog(self.replica_id, new_incarnation())
         self._feeds = FeedHub(kv_events)
         self._index = context.rank.rank if context.rank is not None else 0
         self._metrics = _engine_metrics(model, self._index)
@@ -109,8 +111,9 @@ class EngineReplica:
         groups = KVGroups(info.kv_windows, model.engine.block_size)
         kv_tokens = groups.num_context_tokens(info.num_blocks, max_model_len)
         self._metrics.kv_cache(groups.block_size, info.num_blocks, kv_tokens, max_model_len)
-        sizes = kv_tokens, info.num_rows(model.engine.max_num_seqs)
-        self._load = LoadReporter(model, self.replica_id, incarnation, self._index, *sizes, revision)
+        self._listener = ChannelListener(self, channel_secret(key), ingress)
+        about = self.replica_id, kv_events.incarnation, self._index, kv_tokens, info.num_rows(model.engine.max_num_seqs)
+        self._load = LoadReporter(model, *about, revision, await self._listener.start(get_node_ip_address()))
         work = await asyncio.to_thread(_canary_work, model.engine)
         self._canary = Canary(model.canary_interval_s, self._engine.add_request, *work)
         self._member = FleetMember.of(self._control_engine, self._engine.stats())
@@ -246,6 +249,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         """Serve calls it once the replica is drained."""
         if hasattr(self, "_termination"):
+            await self._listener.drain()
             self._heartbeat.cancel()
             self._stat_loggers.close()
             self._termination.close()

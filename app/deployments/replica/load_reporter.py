@@ -28,6 +28,7 @@ class LoadReporter:
     num_kv_tokens: int  # that the KV cache holds in requests of full length
     num_rows: int  # requests that run at once: `max_num_seqs`, or fewer
     revision: str  # what block hashes begin with before other weights come; empty where nothing is cached
+    address: tuple[str, int] | None = None  # for the connections of ingresses
     stall_watch: StallWatch = field(default_factory=StallWatch)
 
     def report(self, stats: EngineStats, *, is_accepting: bool, answers: bool) -> LoadReport:
@@ -56,4 +57,5 @@ class LoadReporter:
             weights=stats.model_revision,
             adapters=stats.adapters,
             held=stats.held,
+            address=self.address,
         )

@@ -24,6 +24,7 @@ from app.records.pooling_params import PoolingParams
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.telemetry.metrics_recorder import Snapshot, decode_snapshot
+from tests.deployments.over_tcp import be_patient
 from tests.deployments.two_engines import TwoEngines
 from tests.limits import run
 
@@ -170,6 +171,20 @@ def test_a_stream_goes_on_where_its_replica_was_lost(engines: TwoEngines, name: 
     lost = counts.values["manta:ingress_migrations_total"][("lost",)]
     assert lost >= 1
     assert counts.histograms["manta:ingress_migration_stall_seconds"][()].count == lost
+
+
+def test_it_does_so_over_connections(engines: TwoEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
+    monkeypatch.setattr(engines, "is_over_tcp", True)
+
+    async def scene(http: httpx.AsyncClient) -> None:
+        for name, cuts in (("sampled", [7]), ("json", [3]), ("three choices", [10, 12])):
+            path, body = BODIES[name]
+            whole = plain(json.loads(await ask(http, path, body)))
+            engines.scissors.cuts = cuts
+            assert plain(json.loads(await ask(http, path, body))) == whole, name
+
+    assert play(engines, scene).values["manta:ingress_migrations_total"][("lost",)] >= 3
 
 
 def test_a_stream_outlives_two_losses(engines: TwoEngines) -> None:

@@ -1,0 +1,132 @@
+"""Carries numbered messages of a kind over one TCP connection, without ever holding the event loop up.
+
+Each has a head of 9 bytes: the length of its content, its kind, and a number by which an answer names its question.
+What is sent in one turn of the event loop leaves in one write. Python's event loops turn Nagle's algorithm off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+_HEAD = struct.Struct("<IBI")
+MAX_CONTENT_BYTES = (1 << 32) - 1  # that a head can name
+_BUFFER_BYTES = 1 << 20  # on their way into the socket, beyond which who sends may wait for the other end
+_FAREWELL_S = 2.0  # the other end has so long to close, once it was told that nothing more comes
+
+OnMessage = Callable[[int, int, bytes], None]
+OnEnd = Callable[[str], None]
+
+
+class MessageStream(asyncio.Protocol):
+    """One end. `on_message` gets kind, number and content of each message, in order, and ends the connection by
+    raising ValueError or msgspec's error; `on_end` hears once why nothing comes any more."""
+
+    def __init__(self, on_message: OnMessage, on_end: OnEnd, max_bytes: int) -> None:
+        self.on_message = on_message
+        self.max_bytes = max_bytes  # of the content of a message that comes
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._unsent: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._flow: asyncio.Future[None] | None = None  # while the socket's buffer is full
+        self._why = "the other end closed the connection"
+        self._is_ending = False
+
+    @property
+    def is_open(self) -> bool:
+        """True if what is sent now may arrive."""
+        return self._transport is not None and not self._is_ending
+
+    def send(self, kind: int, number: int, content: bytes) -> None:
+        """Send one message with all others of this turn; nothing where the connection has ended."""
+        if not self.is_open:
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent += (_HEAD.pack(len(content), kind, number), content)
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait while more than a buffer's fill is on its way; a connection that takes nothing for so long ends."""
+        if self._flow is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.shield(self._flow), timeout_s)
+        except TimeoutError:
+            self.abort(f"it took nothing for {timeout_s:g} s")
+
+    def end(self) -> None:
+        """Send what is queued and say that nothing follows; the other end closes then."""
+        self._flush()
+        if self._transport is None or self._is_ending:
+            return
+        self._is_ending = True
+        self._why = "this end closed the connection"
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._loop.call_later(_FAREWELL_S, self._transport.abort)
+
+    def abort(self, why: str) -> None:
+        """Drop the connection now; what is on its way may be lost."""
+        self._why = why
+        self._is_ending = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(_BUFFER_BYTES)
+        if self._is_ending:  # it was refused before it stood
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        received = self._received
+        received += data
+        begin = 0
+        try:
+            while not self._is_ending and len(received) - begin >= _HEAD.size:
+                length, kind, number = _HEAD.unpack_from(received, begin)
+                if length > self.max_bytes:
+                    raise ValueError(f"a message of {length} bytes, more than {self.max_bytes}")
+                first = begin + _HEAD.size
+                if len(received) < first + length:
+                    break
+                begin = first + length
+                self.on_message(kind, number, memoryview(received)[first:begin].tobytes())
+        except (ValueError, msgspec.MsgspecError) as error:
+            self.abort(str(error))
+        del received[:begin]
+
+    def eof_received(self) -> bool:
+        """See asyncio.Protocol: the connection closes."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._transport = None
+        self._is_ending = True
+        self._unsent.clear()
+        self.resume_writing()
+        self._on_end(self._why if error is None else f"{type(error).__name__}: {error}")
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._flow = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        flow, self._flow = self._flow, None
+        if flow is not None and not flow.done():
+            flow.set_result(None)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(b"".join(unsent))
