@@ -128,7 +128,7 @@ class OwnParams(SamplingParams):
         {"prompt_token_ids": [1 << 64]},
         {"work": SamplingParams(structured_outputs=StructuredOutputs(json={"const": 1 << 70}))},
     ],
-    ids=str,
+    ids=["picture", "sound", "plug-in", "subclass", "object", "large id", "large number"],
 )
 def test_what_has_no_form_is_told(change: dict[str, Any]) -> None:
     plain = EngineRequest("r", [1], SamplingParams())
