@@ -37,6 +37,7 @@ def test_a_model_that_may_sleep_is_not_down_without_a_replica(
             )
         ),
         _pools={"m": SimpleNamespace(live=lambda: ["channel"] * num_live, num_lost=0)},
+        _ports={"m": SimpleNamespace(num_connected=num_live)},
         _may_sleep={"m": may_sleep},
         _waiting_rooms={},
         _stores=SimpleNamespace(is_out=is_out),
