@@ -19,7 +19,7 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import QKVLinear, RowLinear
 from app.layers.norm import RMSNorm
 from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare, QueryKeyNorm, TurnedRMSNorm
-from app.layers.rotary import RotaryEmbedding
+from app.layers.rotary import RotaryEmbedding, Rotation
 from app.layers.weight import CheckpointTensor, Weight, WeightSpec, expect_shape
 
 _MOST_SHARED = 256  # of a head's dimensions, which kernels hold beside those of other requests
@@ -106,27 +106,32 @@ class Attention(KVAttentionLayer):
 
     def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
+        heads, gate = self._projected(x)
+        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
+        cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
+        query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
+        return self._scaled(query, rotation), gate
+
+    def _projected(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor]:
+        """x's queries, keys and values [T, Hq + 2 Hkv, D], not yet normed and rotated, and what gates the output."""
         qkv = self.project(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         num_cached = self.num_heads + 2 * self.num_kv_heads
         heads, gate = heads[:, :num_cached], heads[:, num_cached:]
-        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
         if self.clip is not None:
             heads.clamp_(-self.clip, self.clip)
         if self.value_eps is not None:
             values = heads[:, self.num_heads + self.num_kv_heads :]
             values.copy_(F.rms_norm(values, (self.head_dim,), None, self.value_eps))
-        cache, slots = self.kept(heads, ctx)
-        query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
+        return heads, gate
+
+    def _scaled(self, query: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Rotated queries, times what remains."""
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
         if isinstance(self.q_norm, TurnedRMSNorm) and isinstance(self.k_norm, TurnedRMSNorm):
             query = query * (self.q_norm.turned.weight * self.k_norm.turned.weight)
-        return query, gate
-
-    def kept(self, heads: torch.Tensor, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cache that keys and values go into, and a slot for each of the tokens of `heads`."""
-        return ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
+        return query
 
     def project(self, x: Activations) -> torch.Tensor:
         """x [T, C] -> queries, keys and values of this rank's heads, side by side."""

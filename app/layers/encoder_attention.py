@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.encoder import EncoderPlan, ScoreBias, plan_encoder
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Activations
 from app.layers.attention import AttentionSettings
 from app.layers.attention_layer import AttentionLayer
@@ -17,7 +18,6 @@ from app.layers.epilogue import Epilogue, ResultT
 from app.layers.linear import QKVLinear, RowLinear
 from app.layers.query_key_norm import QUERY_KEY_NORMS, HeadShare
 from app.layers.rotary import RotaryEmbedding
-from app.layers.turned_heads import TurnedHeads
 
 
 class EncoderAttention(AttentionLayer):
@@ -49,7 +49,7 @@ class EncoderAttention(AttentionLayer):
             self.k_norm = make(ctx, HeadShare(tp, s.num_kv_heads, self.num_kv_heads), s.head_dim, s.norm_eps)
         self.scale = s.head_dim**-0.5 if s.scale is None else s.scale
         self.window, self.rotary = s.sliding_window, rotary
-        self._turned = TurnedHeads(ctx, self.num_heads, self.num_kv_heads, s.head_dim)
+        self._rotate_heads = ctx.kernels(FUSED_OPS).rotate_heads
         self._bias_of_step = None if by_distance is None else by_distance.of_step
 
     @property
@@ -88,8 +88,8 @@ class EncoderAttention(AttentionLayer):
             if rotation is not None:
                 query, key = rotation.apply(query), rotation.apply(key)
         elif rotation is not None:
-            turned = self._turned.of(heads, rotation.cos, rotation.sin, ctx.memo)
-            query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
+            turned = heads[:, : self.num_heads + self.num_kv_heads]
+            self._rotate_heads(turned, rotation.cos, rotation.sin, None, self.num_heads)
         bias = self.score_bias(ctx)
         seen = ctx.inputs.get("seen")
         attended = plan.attend(query, key, value, self.scale, self.window, bias, seen)

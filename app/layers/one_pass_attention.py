@@ -1,6 +1,6 @@
 """Self-attention of decoders whose prompts are computed whole, each in one step: nothing is cached.
 
-As of encoders, one kernel reads the texts where they lie; keys and values of a step's tokens are kept for one layer.
+As of encoders, one kernel reads the texts where they lie: queries, keys and values stay in their product.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import torch
 from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
 from app.kernels.attention.encoder import EncoderPlan, plan_encoder
+from app.kernels.gemm import Activations
 from app.layers.attention import Attention, AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import Epilogue, ResultT
 from app.layers.rotary import RotaryEmbedding
 
 
@@ -36,25 +38,24 @@ class OnePassAttention(Attention):
     def plan(self, meta: AttentionMetadata, block_size: int) -> None:
         """See EncoderAttention."""
         assert meta.host_starts is not None, "such a step is not over static tensors"
-        meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device)
+        meta.plan = plan_encoder(meta.host_starts.tolist(), meta.seq_lens.device, is_causal=True)
 
     def cache_spec(self) -> None:
         """See EncoderAttention."""
         return
 
-    def kept(self, heads: torch.Tensor, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the step's keys and values, a block for each token, which all layers write in turn; and slots."""
-        key = (OnePassAttention, self.num_kv_heads, self.head_dim)
-        found: tuple[torch.Tensor, torch.Tensor] | None = ctx.memo.get(key)
-        if found is None:
-            count = len(heads)
-            room = torch.empty(count, 2, self.num_kv_heads, 1, self.head_dim, dtype=heads.dtype, device=heads.device)
-            ctx.memo[key] = found = room, torch.arange(count, dtype=torch.int64, device=heads.device)
-        return found
-
-    def attend(self, query: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """query [T, Hq, D] over the keys before each -> [T, Hq, D]."""
+    def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
+        """x [T, C] -> the output [T, C], and what follows it. Queries and keys are rotated where their product is."""
+        heads, gate = self._projected(x)
+        rotation, norm = self.rotary.of_step(ctx), self._head_norm(heads)
+        turned, value = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], 1)
+        self.fused.rotate_heads(turned, rotation.cos, rotation.sin, norm, self.num_heads)
+        query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]
         plan = ctx.attention[self.layer_index].plan
         assert isinstance(plan, EncoderPlan)
-        key, value = self.kept(query, ctx)[0].squeeze(3).unbind(1)
-        return plan.attend(query, key, value, self.scale, self.sliding_window, is_causal=True)
+        query = self._scaled(query, rotation)
+        out = plan.attend(query, key, value, self.scale, self.sliding_window, is_causal=True)
+        out = out.reshape(len(out), -1)
+        if self.gates_output:
+            out = self.fused.times_sigmoid(out, gate.reshape(len(out), -1))
+        return self.o_proj(out, epilogue)  # type: ignore[no-any-return]

@@ -347,6 +347,7 @@ def fused(dtype: torch.dtype, hidden: int, heads: tuple[int, int, int], use_norm
     for kv_cache, kv_scales in ((cache, None), (cache.to(KV_FP8), scales)):
         slots = torch.zeros(4, dtype=torch.int64)
         triton_ops.rotate_and_write(all_heads, angles, angles, norm, kv_cache, slots, kv_scales)
+        triton_ops.rotate_heads(all_heads, angles, angles, norm, len(all_heads[0]) // 2)
 
 
 def latent(dtype: torch.dtype, num_heads: int, size: int, dims: tuple[int, int], *, interleaved: bool) -> None:

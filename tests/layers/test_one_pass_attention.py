@@ -16,6 +16,7 @@ from app.errors import UnsupportedError
 from app.kernels.attention import AttentionMetadata
 from app.layers.attention import AttentionSettings
 from app.layers.context import BuildContext, ForwardContext
+from app.layers.epilogue import PLAIN
 from app.layers.one_pass_attention import OnePassAttention
 from app.layers.rope_scaling import RopeSettings
 from app.layers.rotary import RotaryEmbedding
@@ -43,28 +44,35 @@ def context(attention: OnePassAttention) -> ForwardContext:
     return ForwardContext(positions, [meta, meta], [])
 
 
+def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[T, H, 8] rotated as complex numbers."""
+    angles = positions.double()[:, None] * 10_000.0 ** (-torch.arange(4).double() / 4)
+    pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((pairs.real, pairs.imag), dim=-1)
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_each_text_is_attended_to_alone(window: int | None) -> None:
     attention = layer(sliding_window=window)
     step = context(attention)
-    heads = torch.randn(13, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(13, 32, generator=torch.Generator().manual_seed(1))
+    for weight in attention.parameters():
+        torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(2))
+    found = attention(x, PLAIN, step)
+    heads = attention.project(x).detach().double().view(13, 8, 8)
     query, key, value = heads.split((4, 2, 2), dim=1)
-    room, slots = attention.kept(heads, step)
-    room[slots, 0, :, 0], room[slots, 1, :, 0] = key, value
-    found = attention.attend(query, step)
+    query, key = turned(query, step.positions), turned(key, step.positions)
     for start, end in pairwise(STARTS.tolist()):
-        mine = [one[start:end].double().transpose(0, 1) for one in (query, key, value)]
+        mine = [one[start:end].transpose(0, 1) for one in (query, key, value)]
         apart = torch.arange(end - start)[:, None] - torch.arange(end - start)
         seen = (apart >= 0) & (apart < (window or 64))
-        truth = F.scaled_dot_product_attention(*mine, attn_mask=seen, enable_gqa=True)
-        torch.testing.assert_close(found[start:end].double(), truth.transpose(0, 1), rtol=1e-5, atol=1e-6)
+        truth = F.scaled_dot_product_attention(*mine, attn_mask=seen, enable_gqa=True).transpose(0, 1).flatten(1)
+        truth = truth @ attention.o_proj.get_parameter("weight").double().T
+        torch.testing.assert_close(found[start:end].double(), truth, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_write_in_turn_into_one_room() -> None:
+def test_nothing_is_kept_and_layers_share_a_plan() -> None:
     first, second = layer(), layer()
-    step = context(first)
-    heads = torch.zeros(13, 8, 8)
-    assert first.kept(heads, step)[0] is second.kept(heads, step)[0]
     assert first.cache_spec() is None
     assert first.plan_key == second.plan_key
 

@@ -22,7 +22,8 @@ class EncoderPlan(ABC):
     """One step's texts, as a kernel wants them: text r has the tokens starts[r] .. starts[r + 1] - 1."""
 
     @abstractmethod
-    def __init__(self, starts: list[int], device: torch.device) -> None: ...
+    def __init__(self, starts: list[int], device: torch.device, *, is_causal: bool = False) -> None:
+        """`is_causal`: all its layers attend so."""
 
     @abstractmethod
     def attend(
@@ -58,9 +59,9 @@ ENCODER_PLANS: KernelTable[type[EncoderPlan]] = KernelTable(
 )
 
 
-def plan_encoder(starts: list[int], device: torch.device) -> EncoderPlan:
+def plan_encoder(starts: list[int], device: torch.device, *, is_causal: bool = False) -> EncoderPlan:
     """The plan of a step by the best kernel of the device."""
-    return ENCODER_PLANS.on(device)(starts, device)
+    return ENCODER_PLANS.on(device)(starts, device, is_causal=is_causal)
 
 
 def naive_encoder_attention(

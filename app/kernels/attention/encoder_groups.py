@@ -35,7 +35,7 @@ class EncoderGroup:
 class GroupPlan(EncoderPlan):
     """One step's texts in groups."""
 
-    def __init__(self, starts: list[int], device: torch.device) -> None:
+    def __init__(self, starts: list[int], device: torch.device, *, is_causal: bool = False) -> None:
         lengths = [end - start for start, end in pairwise(starts)]
         groups: list[list[int]] = []
         for text in sorted(range(len(lengths)), key=lengths.__getitem__):

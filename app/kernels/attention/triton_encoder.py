@@ -161,25 +161,29 @@ def encoder_kernel(
     tl.store(p_o + o_place[:, None] * stride_out_token + o_d[None, :], b_out.to(p_out.dtype.element_ty), mask=m_q)
 
 
-def list_tiles(starts: list[int], rows: int = ROWS) -> NDArray[np.int32]:
-    """The tiles of a step, int32 [tiles, 3]: see `encoder_kernel`."""
+def list_tiles(starts: list[int], rows: int = ROWS, *, is_causal: bool = False) -> NDArray[np.int32]:
+    """The tiles of a step, int32 [tiles, 3]: see `encoder_kernel`. Those that see most come first: of the longest
+    texts, or, where it `is_causal`, the last of each."""
     firsts = np.array(starts, dtype=np.int64)
     lengths = np.diff(firsts)
     order = np.argsort(-lengths, kind="stable")
     counts = -(-lengths[order] // rows)
     text = np.repeat(order, counts)
     place = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack((firsts[text], lengths[text], place * rows), axis=1).astype(np.int32)
+    tiles = np.stack((firsts[text], lengths[text], place * rows), axis=1).astype(np.int32)
+    if not is_causal:
+        return tiles
+    return tiles[np.argsort(-np.minimum(tiles[:, 2] + rows, tiles[:, 1]), kind="stable")]
 
 
 class TilePlan(TiledPlan):
     """One step's texts as a list of tiles."""
 
-    def __init__(self, starts: list[int], device: torch.device) -> None:
+    def __init__(self, starts: list[int], device: torch.device, *, is_causal: bool = False) -> None:
         self._starts, self._device = starts, device
         self._groups: GroupPlan | None = None
         self._is_even = len({end - start for start, end in pairwise(starts)}) == 1 and starts[1] - starts[0] >= LONG
-        self.tiles = to_device(list_tiles(starts), device)
+        self.tiles = to_device(list_tiles(starts, is_causal=is_causal), device)
 
     def attend(
         self,
@@ -203,7 +207,7 @@ class TilePlan(TiledPlan):
 
 
 class StaticPlan(TiledPlan):
-    """The texts of whatever tiles lie in a tensor when the step runs."""
+    """The texts of whatever tiles lie in a tensor when the step runs; they cover its tokens."""
 
     def __init__(self, tiles: torch.Tensor) -> None:
         self.tiles = tiles
@@ -220,9 +224,9 @@ class StaticPlan(TiledPlan):
         *,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """See EncoderPlan; tokens of no text get zeros."""
+        """See EncoderPlan."""
         assert bias is None, "what is added to scores is made text by text"
-        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         launch(query, key, value, out, self.tiles, Sight(scale, window, seen, is_causal))
         return out
 

@@ -114,6 +114,9 @@ class FusedOps:
         [torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, torch.Tensor, torch.Tensor | None],
         torch.Tensor,
     ]
+    # (heads [T, H, D], cos, sin, norm, number of queries): rotates them in place, as above; the first are queries, the
+    # others keys.
+    rotate_heads: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, int], None]
     # (query [T, H, Dr], latent [T, R + Dr], rotation, cache [B, S, R + Dr], slots int64 [T], scale, out [T, H, Dr]).
     # Queries are rotated into `out`, which may be `query` itself. The first R numbers of a latent are normalised, the
     # others rotated as one more head; it goes into the cache at the token's slot, where -1 stores nothing. A quantized

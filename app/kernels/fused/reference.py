@@ -80,6 +80,18 @@ def rotate_and_write(
     return query
 
 
+def rotate_heads(
+    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: HeadNorm | None, num_queries: int
+) -> None:
+    """heads [T, H, D], queries first, then keys, are normed and rotated in place."""
+    if norm is None:
+        heads.copy_(rotate(heads, cos, sin))
+        return
+    query, key = heads[:, :num_queries], heads[:, num_queries:]
+    query.copy_(rotate(rms_norm(query, norm.query_weight, norm.eps), cos, sin))
+    key.copy_(rotate(rms_norm(key, norm.key_weight, norm.eps), cos, sin))
+
+
 def rotate_and_write_latent(
     query: torch.Tensor,
     latent: torch.Tensor,
@@ -121,6 +133,7 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
 OPS = FusedOps(
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
+    rotate_heads=rotate_heads,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     rms_norm=rms_norm,

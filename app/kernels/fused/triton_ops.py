@@ -9,6 +9,7 @@ import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, PlainActivation
+from app.kernels.fused.triton_heads import rotate_heads
 from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
@@ -322,6 +323,7 @@ def act_(x: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
 OPS = FusedOps(
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
+    rotate_heads=rotate_heads,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     times_sigmoid=times_sigmoid,

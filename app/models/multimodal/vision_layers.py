@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from app.kernels.attention.encoder import EncoderPlan
+from app.kernels.fused import FUSED_OPS
 from app.kernels.fused.reference import rotate
 from app.layers.activation import activation
 from app.layers.context import BuildContext
 from app.layers.layer import Layer
 from app.layers.norm import Norm
 from app.layers.replicated import ReplicatedLinear
-from app.layers.turned_heads import TurnedHeads
 from app.layers.weight import REPLICATED, Weight
 
 
@@ -96,14 +96,14 @@ class FusedAttention(Layer):
         self.num_heads, self.head_dim = num_heads, size // num_heads
         self.qkv = ReplicatedLinear(ctx, size, 3 * size, bias)
         self.proj = ReplicatedLinear(ctx, size, size, output_bias)
-        self._turned = TurnedHeads(ctx, num_heads, num_heads, self.head_dim)
+        self._rotate_heads = ctx.kernels(FUSED_OPS).rotate_heads
 
     def forward(self, x: torch.Tensor, span: Span) -> torch.Tensor:
         """[T, C] -> [T, C]."""
         heads = self.qkv(x).view(len(x), 3 * self.num_heads, self.head_dim)
         turned, value = heads.split((2 * self.num_heads, self.num_heads), 1)
         if span.cos is not None and span.sin is not None:
-            turned = self._turned.of(heads, span.cos, span.sin)
+            self._rotate_heads(turned, span.cos, span.sin, None, self.num_heads)
         query, key = turned.split(self.num_heads, 1)
         out = span.plan.attend(query, key, value, self.head_dim**-0.5)
         return self.proj(out.reshape(len(out), -1))  # type: ignore[no-any-return]

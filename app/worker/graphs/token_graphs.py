@@ -1,9 +1,9 @@
 """Steps of encoders as CUDA graphs, by how many tokens they have: one replay instead of a dozen launches a layer.
 
-A step's tokens, their positions and the list of tiles go into tensors at fixed addresses, behind which tokens of no
-text pad it to the next of a few sizes. What follows the model (pooling, classes) is not captured, so a step is captured
-once whatever its requests ask for. Steps that bring more than tokens (second texts, tokens that are not seen, adapters)
-run as they always do.
+A step's tokens, their positions and the list of tiles go into tensors at fixed addresses, behind which tokens of short
+texts of nobody's pad it to the next of a few sizes. What follows the model (pooling, classes) is not captured, so a
+step is captured once whatever its requests ask for. Steps that bring more than tokens (second texts, tokens that are
+not seen, adapters) run as they always do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from app.config.engine import EngineConfig
@@ -28,6 +29,7 @@ from app.layers.encoder_attention import EncoderAttention
 from app.layers.one_pass_attention import OnePassAttention
 from app.models.pooling_model import PoolingModel
 from app.platforms import platform_of
+from app.platforms.to_device import to_device
 from app.registry import load_entry
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.recording import Recorder, no_collection
@@ -109,8 +111,16 @@ class TokenStep:
         self._input_ids[:count].copy_(input_ids)
         self._positions[:count].copy_(positions)
         self._tiles[: len(tiles)].copy_(tiles)
-        self._tiles[len(tiles) : room].zero_()
+        filled = self._fill(len(tiles), count, size)
+        self._tiles[filled:room].zero_()
         return True
+
+    def _fill(self, at: int, count: int, size: int) -> int:
+        """Tokens `count` .. size become texts of one tile each, from tile `at` on; returns where they end."""
+        firsts = np.arange(count, size, TILE_ROWS)
+        tiles = np.stack((firsts, np.minimum(size - firsts, TILE_ROWS), np.zeros_like(firsts)), axis=1)
+        self._tiles[at : at + len(tiles)].copy_(to_device(tiles.astype(np.int32), self._tiles.device))
+        return at + len(tiles)
 
     def run(self, size: int) -> None:
         """Token ids and positions -> `hidden`."""

@@ -62,6 +62,9 @@ def test_tiles_cover_each_token_once_the_longest_texts_first() -> None:
     starts = [0, 3, 303, 303, 431, 432]
     tiles = list_tiles(starts, 128)
     assert tiles.tolist() == [[3, 300, 0], [3, 300, 128], [3, 300, 256], [303, 128, 0], [0, 3, 0], [431, 1, 0]]
+    assert list_tiles(starts, 128, is_causal=True).tolist() == [
+        *([3, 300, 256], [3, 300, 128], [3, 300, 0], [303, 128, 0], [0, 3, 0], [431, 1, 0])
+    ]
     assert all(
         choose_tile(size, dtype).rows == ROWS for size in (16, 80, 128, 256) for dtype in (torch.float32, torch.half)
     )

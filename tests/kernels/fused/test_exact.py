@@ -54,6 +54,9 @@ def test_rotation(dtype: torch.dtype, has_norm: bool, rotary_dim: int) -> None:
     def call(ops: FusedOps, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         cache = torch.zeros(3, 2, 2, 4, 20, dtype=dtype)
         query = ops.rotate_and_write(heads[rows].clone(), cos[rows], sin[rows], norm, cache, slots[rows], None)
+        turned = heads[rows, :7].clone()
+        ops.rotate_heads(turned, cos[rows], sin[rows], norm, 5)
+        assert torch.equal(turned[:, :5], query)
         return query, cache
 
     found, truth = call(OPS, slice(None)), call(reference.OPS, slice(None))

@@ -205,6 +205,28 @@ def test_rotate_and_write(
     close(kv_cache, expected, dtype)
 
 
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("use_norm", [False, True])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_tokens"),
+    [(4, 2, 64, 64, 5), (7, 1, 72, 72, 3), (3, 3, 96, 32, 2), (40, 8, 128, 128, 1), (2, 2, 64, 64, 0)],
+)
+def test_heads_are_rotated_in_their_product(
+    ops: FusedOps, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int,
+    num_tokens: int, use_norm: bool,
+) -> None:  # fmt: skip
+    heads = randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    angles = torch.rand(num_tokens, 1, rotary_dim // 2, generator=torch.Generator().manual_seed(1)).to(DEVICE) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    weights = randn(2, head_dim, dtype=dtype, seed=3)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if use_norm else None
+    expected = torch.cat(judge(heads, cos, sin, norm, num_kv_heads), dim=1)
+    ops.rotate_heads(heads[:, : num_heads + num_kv_heads], cos, sin, norm, num_heads)
+    close(heads, expected, dtype)  # values are as they were
+
+
 @pytest.mark.usefixtures("rounding_e4m3")
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -45,8 +45,8 @@ class NaivePlan(TiledPlan):
         return out
 
 
-def of_starts(starts: list[int], device: torch.device) -> NaivePlan:
-    return NaivePlan(torch.from_numpy(list_tiles(starts)))
+def of_starts(starts: list[int], device: torch.device, *, is_causal: bool = False) -> NaivePlan:
+    return NaivePlan(torch.from_numpy(list_tiles(starts, is_causal=is_causal)))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "qwen3"])
