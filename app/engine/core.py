@@ -268,8 +268,8 @@ class EngineCore:
 
     @property
     def wants_more(self) -> bool:
-        """True if further requests might be in one of the steps that go out next."""
-        return not self.scheduler.has_steps_waiting(self.config.max_inflight_steps)
+        """True if further requests might be in the step that goes out next."""
+        return not self.scheduler.has_step_waiting()
 
     def has_work(self) -> bool:
         """True if `step` would bring anything."""

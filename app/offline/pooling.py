@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
@@ -164,24 +165,28 @@ class Pooling:
     ) -> list[PoolingRequestOutput[OutputT]]:
         """All are checked before the first one runs; the rest of what they and their results take is done while the
         device computes others."""
-        asked: dict[str, tuple[PoolingPrompt, EngineRequest]] = {}
+        asked: dict[str, PoolingPrompt] = {}
+        requests: deque[EngineRequest] = deque()
         for i, prompt in enumerate(prompts):
             name = self._loop.new_id()
             with at_prompt(i):
-                asked[name] = prompt, pooling_request(self._model, name, prompt, params)
-        found: dict[str, OutputT] = {}
+                requests.append(pooling_request(self._model, name, prompt, params))
+            asked[name] = prompt
+        found: dict[str, PoolingRequestOutput[OutputT]] = {}
         with tqdm(total=len(prompts), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
 
             def take(output: EngineOutput) -> None:
+                name = output.request_id
                 if output.pooled is None:
-                    raise MantaError(f"request {output.request_id} failed: {output.error or output.finish_reason}")
-                prompt, _ = asked[output.request_id]
-                found[output.request_id] = make(prompt.counted(output.pooled.array()))
+                    raise MantaError(f"request {name} failed: {output.error or output.finish_reason}")
+                prompt = asked[name]
+                made = make(prompt.counted(output.pooled.array()))
+                found[name] = PoolingRequestOutput(name, prompt.token_ids, made)
                 bar.update(1)
 
-            prepared = (self._loop.core.prepare(request) for _, request in asked.values())
+            prepared = (self._loop.core.prepare(requests.popleft()) for _ in range(len(requests)))
             self._loop.run(prepared, take, in_pieces=True)
-        return [PoolingRequestOutput(name, prompt.token_ids, found[name]) for name, (prompt, _) in asked.items()]
+        return [found[name] for name in asked]
 
 
 def _as_it_is(array: Float32Array) -> Float32Array:

@@ -39,7 +39,7 @@ from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.steady_decode import SteadyDecode
-from app.engine.scheduler.step_plan import StepPlan, TokenBudget
+from app.engine.scheduler.step_plan import MOST_WHOLE_PROMPTS, StepPlan, TokenBudget
 from app.engine.scheduler.step_writer import StepWriter
 from app.engine.scheduler.waiting_queue import WaitingQueue
 from app.records.outputs import EngineOutput, FinishReason
@@ -217,12 +217,11 @@ class Scheduler:
             return True
         return len(self.requests) > self._statistics.num_paused
 
-    def has_steps_waiting(self, count: int) -> bool:
-        """True if what waits fills so many steps, whoever comes."""
+    def has_step_waiting(self) -> bool:
+        """True if what waits fills a step, whoever comes."""
         load, rules = self.waiting.load, self._rules
-        return (
-            load.num_requests >= count * rules.max_num_seqs or load.to_compute >= count * rules.max_num_batched_tokens
-        )
+        most = min(rules.max_num_seqs, MOST_WHOLE_PROMPTS) if rules.whole_prompts else rules.max_num_seqs
+        return load.num_requests >= most or load.to_compute >= rules.max_num_batched_tokens
 
     # ---- scheduling
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from app.records.request_state import Request
 from app.records.step import Int32Array
 
+# Of a step. Each costs the host a tenth of a millisecond: with more of them a GPU would wait for the next step, and at
+# the end the host for the GPU (512 texts of mixed lengths took 98 ms in three steps, and 77 in six of 91 each).
+MOST_WHOLE_PROMPTS = 96
+
 
 @dataclass(slots=True)
 class TokenBudget:
@@ -16,7 +20,7 @@ class TokenBudget:
     `long_threshold`) share one half of what the decodes leave over, first come first served; so a short prompt behind
     a long one gets in at once, and a stream of short ones cannot starve a long one. What the short ones leave, the
     long ones get in the end. With `whole_prompts` (an encoder, whose tokens see those behind them), a prompt
-    gets all of its tokens or has to wait for the next step, where it is the first.
+    gets all of its tokens or has to wait for the next step, where it is the first; that takes MOST_WHOLE_PROMPTS.
     """
 
     left: int
@@ -24,6 +28,7 @@ class TokenBudget:
     long_threshold: int = 0
     whole_prompts: bool = False
     spare: int = 0  # tokens left that prompts should not take, for the sake of others
+    num_whole: int = 0  # prompts that the step takes so far, where they are whole
 
     def limit(self, most_tokens: int | None) -> None:
         """Leave at most so many tokens to prompts; None: any number. An encoder's prompts cannot be cut."""
@@ -52,6 +57,9 @@ class TokenBudget:
         """Account a chunk of a request that had `remaining` tokens to compute."""
         self.spare -= max(0, num_tokens - self.left)
         self.left = max(0, self.left - num_tokens)
+        if self.whole_prompts:
+            self.num_whole += 1
+            self.left = self.left if self.num_whole < MOST_WHOLE_PROMPTS else 0
         if remaining > self.long_threshold:
             self.long_left = max(0, self.long_left - num_tokens)
 

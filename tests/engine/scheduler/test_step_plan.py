@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.scheduler.step_plan import TokenBudget
+from app.engine.scheduler.step_plan import MOST_WHOLE_PROMPTS, TokenBudget
 
 
 def opened(left: int, crowded: bool) -> TokenBudget:
@@ -51,3 +51,11 @@ def test_what_cannot_be_cut_keeps_its_tokens() -> None:
     encoder = TokenBudget(2048, whole_prompts=True)
     encoder.limit(256)
     assert encoder.left == 2048
+
+
+def test_a_step_takes_so_many_whole_prompts() -> None:
+    budget = TokenBudget(2048, whole_prompts=True)
+    for _ in range(MOST_WHOLE_PROMPTS):
+        assert budget.chunk(3) == 3
+        budget.spend(3, 3)
+    assert budget.left == 0
