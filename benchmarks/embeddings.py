@@ -46,8 +46,24 @@ ENCODERS: dict[str, dict[str, Any]] = {
         **{"num_hidden_layers": 22, "vocab_size": 50368, "max_position_embeddings": 8192, "local_attention": 128},
         **{"global_attn_every_n_layers": 3, "norm_eps": 1e-5, "hidden_activation": "gelu"},
     },
-    "qwen3-embedding-0.6b": {**SHAPES["qwen3-0.6b"], "max_position_embeddings": 32768, "dtype": "bfloat16"},
+    "bge-m3": {
+        **{"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "hidden_size": 1024, "dtype": "bfloat16"},
+        **{"num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24, "vocab_size": 250002},
+        **{"max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu"},
+        **{"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    },
+    **{
+        f"qwen3-embedding-{size}": {**SHAPES[f"qwen3-{size}"], "max_position_embeddings": 32768, "dtype": "bfloat16"}
+        for size in ("0.6b", "4b", "8b")
+    },
 }
+ENCODERS["bert-large"] = ENCODERS["bert-base"] | {
+    **{"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24}
+}
+ENCODERS["modernbert-large"] = ENCODERS["modernbert-base"] | {
+    **{"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624, "num_hidden_layers": 28}
+}
+USUAL = ("bert-base", "modernbert-base", "qwen3-embedding-0.6b")
 
 
 def mixed_lengths(count: int, most: int, seed: int = 0) -> list[int]:
@@ -61,7 +77,7 @@ def parameters_of(config: dict[str, Any]) -> int:
     size, width = config["hidden_size"], config["intermediate_size"]
     heads, keys = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     dim = config.get("head_dim", size // heads)
-    is_gated = config["model_type"] != "bert"
+    is_gated = config["model_type"] not in ("bert", "xlm-roberta")
     per_layer = size * dim * (2 * heads + 2 * keys) + size * width * (3 if is_gated else 2)
     return int(config["num_hidden_layers"] * per_layer)
 
@@ -191,7 +207,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of both libraries")
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(ENCODERS), default=list(ENCODERS))
+    parser.add_argument("--shapes", nargs="+", choices=sorted(ENCODERS), default=USUAL)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="embed")
     parser.add_argument("--in-flight", type=int, default=64)
