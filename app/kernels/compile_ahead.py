@@ -1,8 +1,9 @@
 """Triton kernels compiled side by side, before anyone needs them.
 
 A kernel is compiled when it is first launched, and a launch waits for it: a start that meets some sixty kernels one
-after another takes some sixty times 0.3 s. Inside `compile_ahead` launches only say which kernels there will be. Nearly
-all of a compilation is native code that lets other Python threads run, so threads are enough.
+after another takes some sixty times 0.3 s. Inside `compile_ahead` launches only say which kernels there will be, and
+threads compile those, or read them from disk, meanwhile. Nearly all of a compilation is native code that lets other
+Python threads run.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
-from triton.runtime import build
+from triton.runtime import build, driver
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from app.platforms import platform_of
@@ -60,18 +62,22 @@ class _Kernel:
 @contextmanager
 def compile_ahead(device: torch.device) -> Iterator[Ahead]:
     """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
-    uninitialised. The block's end, if nothing was raised, compiles their kernels for `device` in a pool of threads, and
-    loads them.
+    uninitialised. A pool of threads compiles their kernels for `device` and loads them; the block's end waits for it.
 
-    Raises what the block raises; a kernel that cannot be compiled or loaded is only counted. Launches of other threads
-    are what they always are. In Triton's interpreter nothing is changed.
+    Raises what the block raises, without those kernels that no thread had begun; one that cannot be compiled or loaded
+    is only counted. Launches of other threads are what they always are. In Triton's interpreter nothing is changed.
     """
-    ahead, kernels = Ahead(), dict[tuple[int, Any], _Kernel]()
+    ahead, kernels, known = Ahead(), dict[tuple[int, Any], Future[None]](), set[Any]()
     me, run, make = threading.get_ident(), JITFunction.run, JITFunction._do_compile
 
     def run_nothing(function: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
-        is_mine = threading.get_ident() == me
-        return run(function, *arguments, grid=grid, warmup=warmup or is_mine, **keywords)
+        if threading.get_ident() != me:
+            return run(function, *arguments, grid=grid, warmup=warmup, **keywords)
+        alike = _alike(function, arguments, keywords)
+        if alike not in known:  # Triton knows none of them before its thread is done, and would describe each anew
+            run(function, *arguments, grid=grid, warmup=True, **keywords)
+            known.add(alike)
+        return None
 
     def make_later(function: Any, key: Any, *details: Any, **keywords: Any) -> Any:
         if threading.get_ident() != me:
@@ -80,35 +86,59 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         _ = function.cache_key
         table = function.device_caches[_device_of(*details, **keywords)][0]
         kernel = _Kernel(table, key, lambda: make(function, key, *details, **keywords))
-        return kernels.setdefault((id(table), key), kernel)  # not in Triton's table: other threads read it
+        if (id(table), key) not in kernels:
+            kernels[id(table), key] = _submitted(pool, kernel)
+        return kernel  # not in Triton's table: other threads read it
 
-    with _one_at_a_time:
+    with _one_at_a_time, _threads(device) as pool:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
         try:
             yield ahead
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
         finally:
             JITFunction.run, JITFunction._do_compile = run, make
-        ahead.compiled = _load_all(list(kernels.values()), device)
+        ahead.compiled = sum(_is_loaded(kernel) for kernel in kernels.values())
         ahead.failed = len(kernels) - ahead.compiled
 
 
-def _load_all(kernels: list[_Kernel], device: torch.device) -> int:
-    """Compile and load the kernels; returns how many succeeded. One that fails here fails again at its launch."""
+def _submitted(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:
+    try:
+        return pool.submit(kernel.load)
+    except RuntimeError as error:  # no thread to be had
+        failed = Future[None]()
+        failed.set_exception(error)
+        return failed
+
+
+def _is_loaded(kernel: Future[None]) -> bool:
+    """Waits for it. One that fails here fails again at its launch."""
+    if (error := kernel.exception()) is not None:
+        logger.debug("a kernel was not compiled ahead", exc_info=error)
+    return error is None
+
+
+def _alike(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Equal for launches of one kernel."""
+    *_, bind = function.device_caches[driver.active.get_current_device()]
+    _, kinds, options = bind(*arguments, **keywords, debug=False, instrumentation_mode="")
+    return id(function), tuple(kinds), str(options)
+
+
+@contextmanager
+def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """Those that compile."""
     threads, switch = min(MOST_THREADS, len(os.sched_getaffinity(0))), sys.getswitchinterval()
-    loaded = 0
     sys.setswitchinterval(SWITCH_S)
     try:
-        with _modules_of_their_own(), ThreadPoolExecutor(threads, "compile", _enter, (_indexed(device),)) as pool:
-            for done in [pool.submit(kernel.load) for kernel in kernels]:
-                error = done.exception()
-                loaded += error is None
-                if error is not None:
-                    logger.debug("a kernel was not compiled ahead", exc_info=error)
-    except RuntimeError as error:  # no thread to be had
-        logger.warning("kernels are compiled when they are met", exc_info=error)
+        with (
+            _modules_of_their_own(),
+            ThreadPoolExecutor(threads, "compile", _enter, (_indexed(device), threading.Lock())) as pool,
+        ):
+            yield pool
     finally:
         sys.setswitchinterval(switch)
-    return loaded
 
 
 @contextmanager
@@ -138,9 +168,11 @@ def _indexed(device: torch.device) -> torch.device:
     return device if has_one else torch.device(device.type, runtime.current_device())
 
 
-def _enter(device: torch.device) -> None:
+def _enter(device: torch.device, one_at_a_time: threading.Lock) -> None:
     if (runtime := platform_of(device).runtime) is not None:
         runtime.set_device(device)
+    with one_at_a_time:  # the first reads the whole of Triton, 400 MB, for the keys of its cache
+        triton_key()
 
 
 def _device_of(signature: Any, device: Any, *_: Any, **__: Any) -> Any:

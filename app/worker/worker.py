@@ -19,7 +19,7 @@ from app.config.engine import EngineConfig
 from app.distributed.process_groups import leave_groups
 from app.distributed.weight_transfer import WeightReceiver
 from app.errors import InvalidRequestError
-from app.heap import collect_heap
+from app.heap import collect_heap, set_aside
 from app.loading.weight_update import GivenTensor
 from app.platforms import platform_of
 from app.records.state_pool import StatePool
@@ -79,8 +79,9 @@ class Worker:
         self._enter_thread()
         with torch.inference_mode():
             parts = build(self._config, placed)
-            num_blocks = parts.size(placed.build.max_model_len)
-            self._runner = parts.warm(num_blocks)
+            with self._looked_at_once():
+                num_blocks = parts.size(placed.build.max_model_len)
+                self._runner = parts.warm(num_blocks)
         spec = parts.cache.spec
         self._parts, self._weights = parts, Weights(parts.model, self._config, placed, parts.features.models)
         held = self._config.max_num_seqs, parts.cache.num_slots
@@ -257,6 +258,17 @@ class Worker:
         if (runtime := self._platform.runtime) is not None:
             collect_heap()
             runtime.empty_cache()
+
+    @contextmanager
+    def _looked_at_once(self) -> Iterator[None]:
+        """Measuring a device and capturing graphs collects what holds its memory, a dozen times: of what was imported
+        and loaded once is enough."""
+        if not self._platform.is_async:
+            yield
+            return
+        collect_heap()
+        with set_aside():
+            yield
 
     def _enter_thread(self) -> None:
         """A compiled graph calls `execute` from another thread than `start`."""

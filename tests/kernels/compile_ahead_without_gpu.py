@@ -91,12 +91,13 @@ def main() -> None:
             other.join()
     assert (ahead.compiled, ahead.failed) == (3, 1), ahead
     assert launched == [(5, 1, 1), (5, 1, 1)], launched
-    assert len(made) == 4, made
-    assert sum(thread.startswith("compile") for _, thread in loaded) == 2, loaded
+    # Both threads may have made the one of 16.
+    assert sum(thread.startswith("compile") for _, thread in loaded) in (2, 3), loaded
+    before = len(made), len(loaded)
+    assert {4, 5}.issuperset(before), (made, loaded)
 
     launch_all()  # nothing is compiled or loaded any more, and all are launched
-    assert len(made) == 4, made
-    assert len(loaded) == 4, loaded
+    assert (len(made), len(loaded)) == before, (made, loaded)
     assert launched[2:] == [(16, 1, 1), (32, 1, 1), (64, 1, 1), (16, 1, 1)], launched
 
     for _ in range(2):  # fails as it always did
@@ -106,7 +107,8 @@ def main() -> None:
     with pytest.raises(KeyError):
         raise_after_launch(x)  # what the block raises is raised
     double_kernel[(1,)](x, 1, BN=64)
-    assert len(made) == 5, made
+    assert len(made) == before[0] + 1, made
+    assert len(launched) == 7, launched
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from triton.runtime import build
 
-from app.kernels.compile_ahead import _Kernel, _load_all, _modules_of_their_own
+from app.kernels.compile_ahead import _is_loaded, _Kernel, _modules_of_their_own, _submitted, _threads
 from tests.test_architecture import ROOT
 
 
@@ -45,8 +48,25 @@ def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.Monkey
     runtime = Runtime()
     monkeypatch.setattr("app.kernels.compile_ahead.platform_of", lambda _: SimpleNamespace(runtime=runtime))
     for name in ("cuda", "cuda:0"):
-        assert _load_all([_Kernel({}, 0, lambda: SimpleNamespace(run=None))], torch.device(name)) == 1
-    assert [device.index for device in runtime.entered] == [1, 0]
+        with _threads(torch.device(name)) as pool:
+            assert _is_loaded(_submitted(pool, kernel_that(lambda: SimpleNamespace(run=None))))
+    assert {device.index for device in runtime.entered} == {1, 0}
+
+
+def kernel_that(make: Callable[[], Any]) -> _Kernel:
+    """One that is made so."""
+    return _Kernel({}, 0, make)
+
+
+def test_without_threads_kernels_are_only_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with _threads(torch.device("cpu")) as pool:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        loaded = [_submitted(pool, kernel_that(lambda: SimpleNamespace(run=None))) for _ in range(3)]
+        monkeypatch.undo()
+        assert not any(_is_loaded(kernel) for kernel in loaded)
 
 
 LAUNCHER = """
