@@ -67,17 +67,23 @@ class WarmUp:
             logger.warning("kernels are compiled when they are met: compiling them ahead failed", exc_info=error)
 
     def launch(self, static: StaticStep | None, prompts: PromptStep | None = None) -> None:
-        """Launch the plan's steps and sampling."""
+        """Launch the plan's steps and sampling: first the longest prompt, whose kernels take the longest to compile."""
+        first = max(self.plan.compile, key=lambda step: max(step.counts))
+        self._launch_step(first)
         if static is not None:
             launch_static(static)
         if prompts is not None:
             launch_prompts(prompts)
         for step in self.plan.compile:
-            if self.features.standing_in:
-                self._logits(step, with_parts=True)
-            logits = self._logits(step)
-            if logits is not None:
-                draw(logits)
+            if step is not first:
+                self._launch_step(step)
+
+    def _launch_step(self, step: DummyStep) -> None:
+        if self.features.standing_in:
+            self._logits(step, with_parts=True)
+        logits = self._logits(step)
+        if logits is not None:
+            draw(logits)
 
     def largest(self, runner: ModelRunner) -> None:
         """Run a step of as many tokens, logits and sampling buffers, or results, as any can have."""

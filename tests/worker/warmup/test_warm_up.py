@@ -122,7 +122,8 @@ def test_every_step_is_launched_with_adapters_too(monkeypatch: pytest.MonkeyPatc
     plan = generation_plan(config, 64, on_gpu=True, compiles=True)
     warm_up = WarmUp(config, plan, runner._forward, CPU, runner._features)
     warm_up.launch(None)
-    assert sorted_tokens == [sum(step.counts) for step in plan.compile]
+    assert sorted(sorted_tokens) == sorted(sum(step.counts) for step in plan.compile)
+    assert sorted_tokens[0] == max(max(step.counts) for step in plan.compile), "its kernels take longest to compile"
     assert len(products) == len(plan.compile) * len(set(products))
     warm_up.largest(runner)
     assert sorted_tokens[-1] == 64
