@@ -70,6 +70,8 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
     if not (path / "config.json").is_file():
         files = [file.name for file in sorted(path.glob("*.gguf"))]
         remedy = f"; give one of its GGUF files: {', '.join(files[:5])}" if files else ""
+        for inner in sorted(path.glob("0_*/config.json"))[:1]:  # as sentence-transformers packs CLIP
+            remedy = f"; its model is {str(inner.parent)!r}"
         raise CheckpointError(
             f"model {model!r} is not a model directory: it holds no config.json (Hugging Face layout){remedy}",
             param="model",

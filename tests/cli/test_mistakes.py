@@ -73,6 +73,9 @@ def test_no_such_yaml(manta: Manta) -> None:
 
 def test_not_a_model_directory(manta: Manta, tmp_path: Path) -> None:
     assert "not a model directory: it holds no config.json" in manta("serve", tmp_path).mistake
+    (tmp_path / "0_CLIPModel").mkdir()
+    (tmp_path / "0_CLIPModel/config.json").write_text("{}")
+    assert f"its model is {str(tmp_path / '0_CLIPModel')!r}" in manta("serve", tmp_path).mistake
 
 
 def test_weights_are_missing(manta: Manta, model: Path) -> None:

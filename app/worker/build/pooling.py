@@ -6,10 +6,14 @@ its prompts come whole, and blocks are numbers that keep the host's books.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
 from app.distributed.stage_link import StageLink
 from app.errors import ConfigError, UnsupportedError
 from app.loading.loader import load_pooling_model
+from app.models.decoder_pooling import DecoderForPooling
 from app.platforms import platform_of
 from app.records.parallel_plan import refuse_stages
 from app.records.pooling_info import PoolingInfo
@@ -69,8 +73,22 @@ def build(config: EngineConfig, place: Placement) -> Parts:
         features=features,
         warm_up=WarmUp(config, plan, forward, device, features, pooling=task),
         graphs=graphs,
-        notes=[f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}", *describe_scales(model.attention_layers)],
+        notes=[
+            f"pooling: {pooling.pooling}, {', '.join(pooling.tasks)}",
+            *_own_code(info, type(model) is DecoderForPooling),
+            *describe_scales(model.attention_layers),
+        ],
     )
+
+
+def _own_code(info: ModelInfo, is_plain: bool) -> list[str]:
+    """A line where a decoder's makers run code of their own by a common class's name, which may see the whole text."""
+    named = info.hf_config.get("auto_map")
+    own = named.get("AutoModel") if isinstance(named, Mapping) else None
+    if own is None or not is_plain or not info.is_causal:
+        return []
+    remedy = "if its tokens see the whole text, start with --hf-overrides '{\"is_causal\": false}'"
+    return [f"auto_map names {own!r:.80}, which is not run (tokens look back only): {remedy}"]
 
 
 def _refuse_kv_dtype(config: EngineConfig, spec: KVCacheSpec) -> None:

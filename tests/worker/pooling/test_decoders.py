@@ -120,3 +120,15 @@ def test_a_model_that_generates_gives_embeddings_when_asked() -> None:
         for result, prompt in zip(found, PROMPTS, strict=True):
             states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
             np.testing.assert_allclose(result, states.numpy(), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_code_of_its_own_that_is_not_run_is_told(both_ways: bool, tmp_path: Path) -> None:
+    """GritLM and others see the whole text, and config.json does not say it."""
+    shutil.copytree(tiny_encoder("qwen3"), tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    own = {"auto_map": {"AutoModel": "modeling_own.OwnModel"}} | ({"is_causal": False} if both_ways else {})
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    with PoolingDriver(tmp_path / "model", max_model_len=128) as driver:
+        told = [note for note in driver.worker_info.notes if "modeling_own.OwnModel" in note]
+    assert len(told) == (not both_ways)

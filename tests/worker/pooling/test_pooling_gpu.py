@@ -8,6 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.offline.llm import LLM
+from tests import tiny_listwise
+from tests.hf_logprobs import prompts
+from tests.models.families import test_jina_bert, test_jina_xlm_roberta
+from tests.models.families.test_encoder_families import written
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
 from tests.worker.pooling.pooling_driver import PoolingDriver
 from tests.worker.pooling.test_against_sentence_transformers import minilm, mixed_lengths
@@ -65,3 +70,29 @@ def test_classes(family: str) -> None:
         expected = np.stack(driver.pool(texts(9), task="classify"))
     with PoolingDriver(tiny_encoder(family, 3), device="cuda", dtype="float32") as driver:
         np.testing.assert_allclose(np.stack(driver.pool(texts(9), task="classify")), expected, atol=5e-3)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.99)])
+@pytest.mark.parametrize("name", ["albert-groups", "jina2", "jina3"])
+def test_encoders_as_published(name: str, dtype: str, least: float, tmp_path: Path) -> None:
+    """ALiBi both ways, layers that are gone through twice, and weights with the adapter of a task."""
+    if name == "jina2":
+        test_jina_bert.published(tmp_path)
+    elif name == "jina3":
+        test_jina_xlm_roberta.published(tmp_path, test_jina_xlm_roberta.V3, jina_task="text-matching")
+    directory = written(name)[0] if name == "albert-groups" else tmp_path
+    asked, options = prompts((1, 17, 3, 60, 33)), {"tokenizer": test_jina_bert.TOKENIZER, "max_model_len": 128}
+    with PoolingDriver(directory, **options) as driver:
+        expected = driver.pool(asked, task="embed")
+    with PoolingDriver(directory, **options, device="cuda", dtype=dtype) as driver:
+        for _ in range(2):  # the second time from graphs, where there are some
+            for result, judge in zip(driver.pool(asked, task="embed"), expected, strict=True):
+                assert float(result @ judge) > least
+
+
+def test_documents_that_are_read_together(tmp_path: Path) -> None:
+    directory, documents = tiny_listwise.published(tmp_path / "model"), texts(9, 20, seed=4)
+    expected = tiny_listwise.Judge(directory).scores("which fox ?", documents)
+    with LLM(str(directory), device="cuda", dtype="float32", max_num_batched_tokens=256, num_blocks=256) as llm:
+        found = [one.outputs.score for one in llm.score("which fox ?", documents, use_tqdm=False)]
+    np.testing.assert_allclose(found, expected, atol=5e-3)
