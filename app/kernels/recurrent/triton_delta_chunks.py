@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.kernel_table import Kernel
 from app.kernels.launch import cdiv, multiprocessors, next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep
@@ -190,3 +191,11 @@ def delta_chunks(
         num_stages=SCAN_STAGES if is_staged else 1,
     )  # fmt: skip
     write_gated_norm(raw, replace(norm, gate=norm.gate[base:]), out[base:])
+
+
+def serves(mixed: torch.Tensor, heads: DeltaHeads) -> bool:
+    """All."""
+    return True
+
+
+KERNEL = Kernel(serves, delta_chunks)

@@ -5,19 +5,28 @@ never waits; what a state says of a key and of a query is summed up side by side
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
+from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import DeltaGates, DeltaHeads, GatedNorm, StateStep
 from app.kernels.recurrent.reference import UNIT_EPS
-from app.kernels.recurrent.triton_delta_chunks import delta_chunks
 from app.kernels.recurrent.triton_math import softplus
 
 STEP_NUMBERS, STEP_WARPS = 4096, 4  # of a state that a program works on at a time
 ALONE_NUMBERS = 16384  # the same where there is one request, and all it waits for is one program
+
+# Kernels of the requests behind the short ones: (mixed, heads, gates, norm, states, step, out).
+CHUNKS: KernelTable[Kernel[[torch.Tensor, DeltaHeads], bool, Callable[..., None]]] = KernelTable(
+    "prompts of gated delta nets",
+    Candidate("app.kernels.recurrent.gluon_delta:KERNEL", HOPPER),
+    Candidate("app.kernels.recurrent.triton_delta_chunks:KERNEL"),
+)
 
 
 @quick_launch
@@ -99,6 +108,7 @@ def gated_delta(
     if step.num_short:
         _few_tokens(mixed, heads, gates, norm, states, step, out)
     if step.num_long:
+        delta_chunks, _ = chosen(CHUNKS.all_on(mixed.device), mixed, heads)
         delta_chunks(mixed, heads, gates, norm, states, step, out)
     return out
 
