@@ -21,6 +21,7 @@ import yaml
 
 from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
+from app.cli.ray_worker import become
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
@@ -41,6 +42,7 @@ def run(path: Path, dashboard: bool) -> int:
     names = [each.get("name", "default") for each in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]]
     sigterm = Sigterm()
     try:
+        _begin_workers_lightly()
         ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
         sigterm.interrupts()
         use_json_console()
@@ -63,6 +65,13 @@ def run(path: Path, dashboard: bool) -> int:
         failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
     print(f"manta: error: {failed}", file=sys.stderr, flush=True)
     return 1
+
+
+def _begin_workers_lightly() -> None:
+    """A cluster that this process starts runs `ray_worker/become.py` for each worker, in place of Ray's own script."""
+    from ray._private import ray_constants
+
+    ray_constants.SETUP_WORKER_FILENAME = become.__file__  # Ray joins it to its own directory: a whole path stays
 
 
 def _deploy(path: Path) -> str | None:

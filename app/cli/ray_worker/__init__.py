@@ -1,0 +1,1 @@
+"""A file that Ray runs for each worker process."""

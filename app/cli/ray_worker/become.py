@@ -1,0 +1,61 @@
+"""Becomes a worker process of Ray, as Ray's own `setup_worker.py` does, but without importing Ray for it.
+
+Ray runs this for each worker process, with the environment that this shall have and what to become. Its own script
+imports Ray, most of a second, only to read that; the worker that it becomes imports Ray again. Between the start of a
+server and its first answer four processes begin one after another. What is no ordinary worker is left to Ray's script.
+
+Run as a file, whose directory Python puts first on its path: nothing else lies in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+RAYS_OWN = ("_private", "workers", "setup_worker.py")
+_KNOWN = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
+
+
+def become(argv: Sequence[str]) -> None:
+    """Does not return: the process becomes the worker, or Ray's own script."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serialized-runtime-env-context")
+    parser.add_argument("--language")
+    given, command = parser.parse_known_args(argv)
+    context = json.loads(given.serialized_runtime_env_context or "{}")
+    if given.language == "PYTHON" and is_ordinary(context):
+        set_environment(context.get("env_vars") or {})
+        program = context.get("py_executable") or sys.executable
+        os.execv(program, [program, *command])
+    os.execv(sys.executable, [sys.executable, rays_own(), *argv])
+
+
+def is_ordinary(context: dict[str, Any]) -> bool:
+    """True if the context has nothing but an environment, and at most another Python."""
+    more = context.get("command_prefix") or context.get("override_worker_entrypoint")
+    program = context.get("py_executable") or sys.executable
+    return sys.platform == "linux" and not more and context.keys() <= _KNOWN and os.access(program, os.X_OK)
+
+
+def set_environment(variables: dict[str, str]) -> None:
+    """Set them as Ray does: ${NAME} stands for what the environment has, or for nothing."""
+    for name, value in variables.items():
+        os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+
+
+def rays_own() -> str:
+    """The path of Ray's script."""
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None, "Ray runs this"
+    assert spec.origin is not None
+    return os.path.join(os.path.dirname(spec.origin), *RAYS_OWN)
+
+
+if __name__ == "__main__":
+    become(sys.argv[1:])
