@@ -30,6 +30,7 @@ class Kind:
 _HAZARDS = "test_hazards.py"
 _CLOSED = "e2e/test_closed.py"
 _PEERS = "security/test_hostile_peers.py::test_a_pickle_before_the_secret_is_not_read"
+_INGRESSES = "security/test_hostile_peers.py::test_nor_is_one_by_an_engine_replica"
 _TRUSTED = "security/test_hostile_requests.py::test_what_other_servers_trust_is_refused_or_changes_nothing"
 _LIMIT = "api/test_limit_table.py::test_one_too_many"
 _FETCHING = (
@@ -55,8 +56,8 @@ KINDS = (
                 ("CVE-2025-32444", "CVE-2025-29783", "CVE-2025-30165", "CVE-2024-50050", "CVE-2025-23254"),
                 "vLLM, Llama Stack, TensorRT-LLM",
                 "pickles read from open ZMQ sockets",
-                "workers and driver show each other a secret before the first frame is read",
-                (_PEERS, f"{_CLOSED}::test_only_ray_listens_beyond_this_machine"),
+                "workers and driver, ingresses and engine replicas show each other a secret before a frame is read",
+                (_PEERS, _INGRESSES, f"{_CLOSED}::test_only_ray_listens_beyond_this_machine"),
             ),
             Advisory(
                 ("CVE-2026-3059", "CVE-2026-3060", "CVE-2026-3989", "CVE-2026-7301"),

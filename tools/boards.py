@@ -166,6 +166,8 @@ BOARDS: dict[str, tuple[Panel, ...]] = {
     ),
     "failover": (
         gauge("Replicas that each ingress reaches", "manta:ingress_channels", "ingress", where=""),
+        gauge("Those that it has a connection to", "manta:ingress_direct_channels", "ingress", where="",
+              help="the others are reached over Serve's handles, slower: an ingress' log says why"),
         gauge("Ingresses that the store does not answer", "manta:ingress_store_down", "ingress", where=""),
         gauge("Models without a replica, though not asleep", "manta:ingress_model_down", "model_name", where=""),
         rate("Replicas lost", "manta:ingress_channels_lost_total", "ingress", "ops", ""),

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 KEYS = {"alice": "canary-key-of-alice-01", "bob": "canary-key-of-bob-0123"}
 PROMPT, WRONG = "canary prompt four five six", "canary-wrong-key-0123"
 LOOPBACK = ("127.", "::1")
-# Ray's own, which ask for its token, and the proxy's, which docs/security.md tells to close: none is Manta's.
+# Ray's own, which ask for its token, the proxy's, which docs/security.md tells to close, and in actors of Ray's (ray::)
+# the engine replicas' for channels, which ask for the cluster's secret.
 MAY_LISTEN = ("gcs_server", "raylet", "ray::", "dashboard", "haproxy", "ray.serve.scripts", "monitor.py")
 LOGS = (".log", ".out", ".err", ".json")
 LOGS = (".log", ".out", ".err", ".json")

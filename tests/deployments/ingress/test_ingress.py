@@ -46,6 +46,7 @@ def test_a_model_that_may_sleep_is_not_down_without_a_replica(
     assert told["manta:ingress_model_down"] == {("m",): down}
     assert told["manta:ingress_store_down"] == {(): is_out}
     assert told["manta:ingress_channels"] == {(): num_live}
+    assert told["manta:ingress_direct_channels"] == {(): num_live}
     assert told["manta:ingress_sockets"] == {(): 2}
     assert told["manta:ingress_held_bytes"] == {("bodies",): 5, ("lines of batches",): 7}
 
