@@ -22,6 +22,8 @@ import yaml
 from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
 from app.cli.ray_worker import become
+from app.cli.serve_schema import check_schema
+from app.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
@@ -33,13 +35,19 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run(path: Path, dashboard: bool) -> int:
-    """Deploy and stay until Ctrl-C or SIGTERM; 1 with a line on stderr when the application cannot start. `dashboard`:
-    a cluster that this starts has Ray's."""
+    """Deploy and stay until Ctrl-C or SIGTERM; 1 with a line on stderr when the application cannot start, 2 where what
+    is Serve's own in the file has a mistake. `dashboard`: a cluster that this starts has Ray's."""
     import ray
     from ray import serve
     from ray.serve._private.constants import SERVE_NAMESPACE
 
-    names = [each.get("name", "default") for each in yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]]
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        check_schema(document, path)
+    except ConfigError as error:
+        print(*(f"manta: error: {line}" for line in error.message.splitlines()), sep="\n", file=sys.stderr)
+        return 2
+    names = [each.get("name", "default") for each in document["applications"]]
     sigterm = Sigterm()
     try:
         _begin_workers_lightly()

@@ -9,10 +9,6 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from app.api.generation.served_models import check_engine_plugins, check_served_model
 from app.backends import ON_HOST, QUANT_METHODS
@@ -28,7 +24,6 @@ from app.config.serve import ServeConfig
 from app.deployments.config_check import check_config
 from app.errors import ConfigError
 from app.records.step_budget import whole_prompts
-from app.registry import suggestion
 
 GIB = 1 << 30
 Lack = Callable[[str], None]  # takes a line on what the machine lacks
@@ -43,8 +38,6 @@ def check(configuration: Configuration, machine: Machine, lack: Lack = refuse) -
     """All checks. ConfigError, CheckpointError or UnsupportedError with the first thing that is wrong. What is right
     and only lacks a port, CPUs, GPUs or memory of `machine` goes to `lack`.
     """
-    if configuration.file is not None:
-        _check_schema(configuration.document, configuration.file)
     for index, config in configuration.applications.items():
         ours = os.environ if machine.cluster is None else {}  # a cluster's replicas have their nodes' environment
         check_config(config, {**ours, **configuration.env_vars(index)})
@@ -68,25 +61,6 @@ def check_offline(engine: EngineConfig, machine: Machine) -> None:
     check_engine_plugins(model)
     _check_device(engine, machine, refuse)
     _check_memory([model], machine, refuse)
-
-
-def _check_schema(document: dict[str, Any], file: Path) -> None:
-    """The parts of the file that belong to Serve, which itself would pass over a key that it does not know."""
-    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
-
-    applications = document["applications"]
-    parts = [(document, ServeDeploySchema, "")]
-    parts += [(each, ServeApplicationSchema, f"applications.{i}.") for i, each in enumerate(applications)]
-    for part, schema, place in parts:
-        for key in part.keys() - schema.model_fields.keys():
-            hint = suggestion(str(key), schema.model_fields)
-            raise ConfigError(f"{file}: {place}{key}: no such option of Serve; {hint}")
-    try:
-        ServeDeploySchema.model_validate(document)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        lines = [f"{file}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
-        raise ConfigError("\n".join(lines)) from None
 
 
 # ---- the machine

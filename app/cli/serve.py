@@ -21,6 +21,7 @@ from app.cli.machine import Machine, find_machine
 from app.cli.preflight import check
 from app.cli.ray_settings import RAY_SETTINGS
 from app.cli.serve_ports import choose_ports
+from app.cli.serve_schema import check_schema
 from app.cli.target import add_target, options_given
 from app.config.ingress import KEYS_FILE_VARIABLE, KEYS_VARIABLE
 from app.deployments.serve.haproxy import lost_settings
@@ -60,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
         _prepare(configuration, machine, args.dry_run)
     _warn_of_haproxy(configuration)
     path = configuration.file
-    if path is None or configuration.changed or args.output is not None:
+    is_written = path is None or configuration.changed or args.output is not None
+    if machine is not None and path is not None and (is_written or args.dry_run):
+        check_schema(configuration.document, path)  # else the process that serves, which imports Serve anyway
+    if path is None or is_written:
         path = _write(configuration, args.output, args.force)
         print(f"configuration: {path}")
     if args.dry_run:

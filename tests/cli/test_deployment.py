@@ -106,6 +106,30 @@ def test_a_start_that_breaks_off_leaves_nothing_behind_unsaid(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("proxy_location:", "proxy_locatoin:", "proxy_locatoin: no such option of Serve; did you mean proxy_location?"),
+        ("proxy_location: HeadOnly", "proxy_location: Moon", "proxy_location: "),
+    ],
+)
+def test_a_mistake_in_serves_part_is_told_before_ray_starts(
+    before: str,
+    after: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("nothing is started"))
+    file = tmp_path / "serve.yaml"
+    text = CONFIG.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    assert run(file, dashboard=False) == 2
+    assert capsys.readouterr().err.startswith(f"manta: error: {file}: {says}")
+
+
 def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
     for name in SERVE_PORTS:

@@ -291,7 +291,7 @@ def test_unknown_option_in_yaml(manta: Manta, tmp_path: Path) -> None:
 def test_unknown_key_of_serve(manta: Manta, tmp_path: Path) -> None:
     file = yaml_file(tmp_path)
     file.write_text(file.read_text() + "proxy_locatoin: HeadOnly\n")
-    mistake = manta("serve", file).mistake
+    mistake = manta("serve", file, "--dry-run").mistake
     assert mistake == f"{file}: proxy_locatoin: no such option of Serve; did you mean proxy_location?"
     document = yaml.safe_load(file.read_text())
     del document["proxy_locatoin"]
@@ -299,14 +299,14 @@ def test_unknown_key_of_serve(manta: Manta, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(document))
     assert (
         "applications.0.rout_prefix: no such option of Serve; did you mean route_prefix?"
-        in manta("serve", file).mistake
+        in manta("serve", file, "--dry-run").mistake
     )
 
 
 def test_wrong_type_in_serves_part(manta: Manta, tmp_path: Path) -> None:
     file = yaml_file(tmp_path)
     file.write_text(file.read_text().replace("proxy_location: HeadOnly", "proxy_location: Moon"))
-    assert "proxy_location: " in manta("serve", file).mistake
+    assert "proxy_location: " in manta("serve", file, "--dry-run").mistake
 
 
 @pytest.mark.parametrize(
