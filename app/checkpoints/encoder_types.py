@@ -50,7 +50,7 @@ WRITERS: Mapping[str, str] = {
 # Types of decoders whose layers can do without a cache, where prompts are computed whole.
 ONE_PASS_DECODERS = frozenset({"jina_embeddings_v5", "llama", "mistral", "qwen2", "qwen3"})
 
-VOYAGE = "VoyageQwen3BidirectionalEmbedModel"
+VOYAGE, NV_EMBED = "VoyageQwen3BidirectionalEmbedModel", "NVEmbedModel"
 
 # Architectures whose tokens see the whole text, though their `model_type` is that of a decoder that looks back.
-BOTH_WAYS = frozenset({"ColPaliForRetrieval", VOYAGE})
+BOTH_WAYS = frozenset({"ColPaliForRetrieval", NV_EMBED, VOYAGE})

@@ -251,6 +251,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "Qwen2ForCausalLM": "app.models.decoder_pooling:DecoderForPooling",
         "Qwen2ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",
         "Qwen3Model": "app.models.decoder_pooling:DecoderForPooling",
+        "NVEmbedModel": "app.models.families.nv_embed:NVEmbedModel",
         "VoyageQwen3BidirectionalEmbedModel": "app.models.families.voyage:VoyageQwen3Bidirectional",
         "Qwen3ForCausalLM": "app.models.decoder_pooling:DecoderForPooling",
         "Qwen3ForSequenceClassification": "app.models.decoder_pooling:DecoderForPooling",

@@ -24,7 +24,7 @@ from app.records.step import Float32Array
 from app.records.task_prompts import DOCUMENT, QUERY
 from app.text.late_prompts import late_prompts
 from app.text.listwise_prompts import ListwiseAsk, listwise_prompts
-from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts
+from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts, without_prompt
 from app.text.served_model import ServedModel
 
 
@@ -85,8 +85,8 @@ class Pooling:
         before = self._info().prompts
         query, document = before.first_of(QUERY), before.first_of(DOCUMENT)
         asked = [(query + first, document + second) for first, second in pairs]
-        texts = list(dict.fromkeys(text for pair in asked for text in pair))
-        prompts = pooling_prompts(self._model.tokenizer, [(text, None) for text in texts], limit)
+        texts = dict.fromkeys((text for text, _ in asked), query) | dict.fromkeys((text for _, text in asked), document)
+        prompts = [self._read(prompt, text, limit) for text, prompt in texts.items()]
         params = PoolingParams(task="embed", use_activation=not self._info().saturates)
         vectors = self._run(prompts, params, use_tqdm, _as_it_is)
         embedded = dict(zip(texts, vectors, strict=True))
@@ -153,8 +153,13 @@ class Pooling:
             text = self._info().prompts.usual + given
             if (late := self._info().late) is not None:  # as a document
                 return late_prompts(self._model.tokenizer, late, [text], "document", limit)[0]
-            return pooling_prompts(self._model.tokenizer, [(text, None)], limit)[0]
+            return self._read(self._info().prompts.usual, text, limit)
         return PoolingPrompt(given[:limit])
+
+    def _read(self, prompt: str, text: str, limit: int | None) -> PoolingPrompt:
+        """A text that begins with a prompt, of which the model may skip the tokens."""
+        made = pooling_prompts(self._model.tokenizer, [(text, None)], limit)
+        return (without_prompt(self._model.tokenizer, prompt, made) if self._info().skips_prompt else made)[0]
 
     def _run(
         self,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.checkpoints.encoder_types import VOYAGE
+from app.checkpoints.encoder_types import NV_EMBED, VOYAGE
 from app.checkpoints.fields.kinds import Kind, check, expect, whole
 from app.checkpoints.fields.pooling_json import DENSE_FIELDS, MODULES, POOLING_FIELDS, PROMPT_FIELDS, SPLADE_FIELDS
 from app.checkpoints.json_file import read_json, read_object
@@ -76,6 +76,7 @@ class PoolingInfo:
     is_causal: bool  # attention looks back only, so that prompts may be computed in chunks
     tasks: tuple[PoolingTask, ...]
     denses: tuple[DenseInfo, ...] = ()
+    skips_prompt: bool = False  # the tokens of the text before an input count for nothing in its vector
     normalize: bool = True  # embeddings get length 1 unless a request says otherwise
     embedding_size: int = 0
     matryoshka: tuple[int, ...] | None = None  # lengths an embedding may be cut to; () = any; None = none
@@ -132,6 +133,7 @@ class PoolingInfo:
             return _of_tokens(info, modules, late, common)
         denses = _published_denses(info) or tuple(_dense(path) for kind, path in modules if kind == "Dense")
         poolings = [_pooling(path) for kind, path in modules if kind == "Pooling"]
+        skips = [_skips_prompt(path) for kind, path in modules if kind == "Pooling"]
         size = denses[-1].out_features if denses else info.hidden_size
         by_itself = "mean" if hf.get("emb_pooler") == "mean" else _usual_pooling(info)  # Jina's name for it
         pooling = poolings[0] if poolings else by_itself
@@ -140,6 +142,7 @@ class PoolingInfo:
             pooling,
             tasks=("embed", "token_embed") if heads is None else ("embed", "token_embed", "token_classify", "all"),
             token_heads=heads,
+            skips_prompt=any(skips),
             denses=denses,
             normalize=any(kind == "Normalize" for kind, _ in modules) if modules else hf.get("model_type") != "dpr",
             embedding_size=size,
@@ -238,13 +241,19 @@ def _verdict(info: ModelInfo, modules: list[tuple[str, Path]]) -> Verdict | None
 
 def _pooling(directory: Path) -> str:
     config = _read(directory, POOLING_FIELDS)
-    if config.get("include_prompt") is False:
-        raise UnsupportedError(f"{directory}: pooling without the prompt's tokens (include_prompt)", param="model")
     modes = config.get("pooling_mode") or [name for flag, name in _OLD_FLAGS.items() if config.get(flag)]
     modes = [modes] if isinstance(modes, str) else list(modes)
     if len(modes) != 1:
         raise UnsupportedError(f"{directory}: exactly one pooling mode is supported, not {modes}", param="model")
     return _NEW_NAMES.get(modes[0], str(modes[0]))
+
+
+def _skips_prompt(directory: Path) -> bool:
+    """`include_prompt: false`. UnsupportedError but for means."""
+    skips = _read(directory, POOLING_FIELDS).get("include_prompt") is False
+    if skips and (pooling := _pooling(directory)) not in ("mean", "mean_sqrt_len"):
+        raise UnsupportedError(f"{directory}: include_prompt=false with the pooling {pooling!r:.80}", param="model")
+    return skips
 
 
 def _splade(directory: Path) -> dict[str, Any]:
@@ -368,7 +377,7 @@ def _published_denses(info: ModelInfo) -> tuple[DenseInfo, ...]:
 def _usual_pooling(info: ModelInfo) -> str:
     """A decoder's last token and an encoder's first, unless the architecture means the mean, or config.json says
     otherwise (`pooling` of a Llama that sees both ways)."""
-    if info.architecture == VOYAGE:
+    if info.architecture in (NV_EMBED, VOYAGE):
         return "mean"
     if info.hf_config.get("model_type") == "jina_embeddings_v5":
         return "last"

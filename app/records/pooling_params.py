@@ -33,6 +33,12 @@ class PoolingParams(Params):
         None, ge=1, description="Where the second text of a pair begins, for models that tell the two apart."
     )
 
+    num_skipped: Count | None = Field(
+        None,
+        ge=1,
+        description="How many of the first tokens count for nothing in a text's mean, of models whose prompts do.",
+    )
+
     @property
     def is_of_tokens(self) -> bool:
         """True if there is a result for each token, for which a prefix cache holds too little."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import InvalidRequestError
@@ -23,10 +23,19 @@ class PoolingPrompt:
     second_text_at: int | None = None
     asks: tuple[object, ...] = ()  # what it brings for features of the worker, as in EngineRequest
     kept: tuple[bool, ...] | None = None  # of the vectors of its tokens; None: all
+    num_skipped: int = 0  # of its first tokens, which count for nothing in a mean
 
     def counted(self, vectors: Float32Array) -> Float32Array:
         """Leaves out the vectors of tokens that do not count, [T, E] -> [K, E]."""
         return vectors if self.kept is None else vectors[list(self.kept)]
+
+
+def without_prompt(tokenizer: Tokenizer, prompt: str, made: Sequence[PoolingPrompt]) -> list[PoolingPrompt]:
+    """Prompts of texts that begin with this one, whose tokens count for nothing: as many as it has by itself, less one
+    that ends texts."""
+    ids = tokenizer.encode(prompt) if prompt else []
+    count = len(ids) - (bool(ids) and ids[-1] in tokenizer.special_token_ids)
+    return [replace(one, num_skipped=count) for one in made] if count else list(made)
 
 
 def pooling_prompts(

@@ -100,6 +100,8 @@ def pooling_request(
     """The request for one prompt's vector or scores; errors as in RequestBuilder."""
     if model.pooling is not None and model.pooling.has_token_types and prompt.second_text_at is not None:
         params = params.model_copy(update={"second_text_at": prompt.second_text_at})
+    if prompt.num_skipped and params.task == "embed":
+        params = params.model_copy(update={"num_skipped": prompt.num_skipped})
     asks = prompt.asks if model.adapter is None else (*prompt.asks, model.adapter)
     token_ids = prompt.token_ids
     if model.pooling is not None and model.pooling.padding is not None and not prompt.asks:

@@ -18,7 +18,7 @@ from app.api.http.strict_models import StrictModel
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import meta_of, new_id
 from app.api.pooling.protocol import PooledBody
-from app.api.pooling.run import pool, pooling_of, tokenise
+from app.api.pooling.run import pool, pooling_of, prompted, tokenise
 from app.api.pooling.vector_forms import VectorForm, in_form
 from app.bounds import Count, Items, Text
 from app.config.limits import RequestLimits
@@ -151,7 +151,7 @@ async def _embedded(
     field, texts = body.given()
     _check(texts, limits, field)
     pairs = [(prompt + text, None) for text in texts]
-    prompts = await tokenise(work_of(request), model, pairs, body.room(model, field))
+    prompts = prompted(model, prompt, await tokenise(work_of(request), model, pairs, body.room(model, field)))
     params = PoolingParams(task="embed", dimensions=dimensions)
     answer_id = new_id("embd")
     names = {"prompt": field, "dimensions": "output_dimension"}

@@ -36,7 +36,7 @@ from app.text.late_prompts import late_prompts, picture_prompt
 from app.text.pair_prompt import SeenText, seen_pair
 from app.text.pair_template import PairTemplate
 from app.text.placeholders import picture_alone
-from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts
+from app.text.pooling_prompt import PoolingPrompt, TextPair, pooling_prompts, templated_prompts, without_prompt
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
@@ -160,8 +160,13 @@ async def read_inputs(
     if (late := pooling_of(model).late) is not None:
         return await tokenise_late(work, model, late, texts, room, body.role())
     if body.add_special_tokens:
-        return await tokenise(work, model, [(text, None) for text in texts], room)
-    return [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)]
+        return prompted(model, prompt, await tokenise(work, model, [(text, None) for text in texts], room))
+    return prompted(model, prompt, [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)])
+
+
+def prompted(model: ServedModel, prompt: str, made: list[PoolingPrompt]) -> list[PoolingPrompt]:
+    """Prompts of texts that begin with a prompt, of which a model may skip the tokens."""
+    return without_prompt(model.tokenizer, prompt, made) if pooling_of(model).skips_prompt else made
 
 
 def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:
@@ -358,12 +363,18 @@ def _bundles(model: ServedModel, requests: list[EngineRequest]) -> list[EngineRe
     num_tokens = 0
     for one in requests:
         own, is_alone = len(one.prompt_token_ids), any(ask is not model.adapter for ask in one.asks)
-        if bundles[-1] and (is_alone or len(bundles[-1]) == most or num_tokens + own > MAX_BUNDLE_TOKENS):
+        is_full = is_alone or len(bundles[-1]) == most or num_tokens + own > MAX_BUNDLE_TOKENS
+        if bundles[-1] and (is_full or _skipped(bundles[-1][0]) != _skipped(one)):
             bundles.append([])
             num_tokens = 0
         bundles[-1].append(one)
         num_tokens += MAX_BUNDLE_TOKENS if is_alone else own
     return [bundled(bundle) for bundle in bundles]
+
+
+def _skipped(request: EngineRequest) -> int | None:
+    """Tokens that count for nothing: the same of all prompts of a bundle."""
+    return None if request.pooling is None else request.pooling.num_skipped
 
 
 async def _gather(

@@ -19,7 +19,7 @@ from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.listwise import Ranking, ranked
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoredText, ScoreRequest
-from app.api.pooling.run import pool, pooled_room, pooling_of, read_page, read_pairs, tokenise, tokenise_late
+from app.api.pooling.run import pool, pooled_room, pooling_of, prompted, read_page, read_pairs, tokenise, tokenise_late
 from app.api.pooling.token_vectors import parts_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError
@@ -143,8 +143,9 @@ async def _scores(
     pairs = asked.texts
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
-    prompts = await tokenise(work, model, [(query + text, None) for text in firsts], room)
-    prompts += await tokenise(work, model, [(document + text, None) for text in seconds], room, asked.max_last_tokens)
+    asking = await tokenise(work, model, [(query + text, None) for text in firsts], room)
+    told = await tokenise(work, model, [(document + text, None) for text in seconds], room, asked.max_last_tokens)
+    prompts = prompted(model, query, asking) + prompted(model, document, told)
     mixed = body.score_weights
     params = PoolingParams(task="embed", use_activation=not pooling.saturates)
     params = params if mixed is None else PoolingParams(task="all")

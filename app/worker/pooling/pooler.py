@@ -62,8 +62,9 @@ class Pooler(WorkerFeature):
         self._params[row] = params
         if self._marks is not None:
             self._places[row] = np.flatnonzero(np.isin(request.token_ids, self._marks)).astype(np.int64)
-        # Where a second text begins is the embeddings' business.
-        self._asked[row] = params.model_copy(update={"second_text_at": None}) if params.second_text_at else params
+        # Where a second text begins is the embeddings' business, and the pooling's what it leaves out.
+        own = {"second_text_at": None, "num_skipped": None}
+        self._asked[row] = params.model_copy(update=own) if params.second_text_at or params.num_skipped else params
 
     def leave(self, row: int) -> None:
         """The row was freed."""
@@ -118,6 +119,10 @@ class Pooler(WorkerFeature):
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
         """One vector each, of the rows `whole`: those of the same parameters go through the head together."""
         firsts = lengths - np.diff(starts)
+        skipped = np.array([self._params[row].num_skipped or 0 for row in rows], np.int64)
+        if skipped.any():
+            hidden = hidden.index_fill(0, to_device(_skipped(starts, firsts, skipped), self._device), 0)
+            lengths = np.maximum(lengths - skipped, 1)
         vectors = self._pooling.of_step(hidden, to_device(starts, self._device), to_device(firsts, self._device))
         groups: dict[PoolingParams, list[int]] = {}
         for i in whole:
@@ -141,3 +146,9 @@ class Pooler(WorkerFeature):
             return self._embed
         assert self._classify is not None, "the API layer lets no classification through to a model without classes"
         return self._classify
+
+
+def _skipped(starts: Int64Array, firsts: Int64Array, skipped: Int64Array) -> Int64Array:
+    """The rows of hidden states of the first tokens of each prompt, of which this step has those from `firsts` on."""
+    ends = np.minimum(starts[:-1] + np.maximum(skipped - firsts, 0), starts[1:])
+    return np.concatenate([np.arange(start, end) for start, end in zip(starts[:-1], ends, strict=True)])

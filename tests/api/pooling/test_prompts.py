@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from app.checkpoints.model_info import ModelInfo
+from app.errors import UnsupportedError
+from app.offline.llm import LLM
+from app.records.pooling_info import PoolingInfo
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
 
@@ -36,8 +40,17 @@ def reference(directory: Path) -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def client(directory: Path) -> Iterator[PoolingEngines]:
-    engines = PoolingEngines({"prompts": directory, "plain": tiny_encoder("bert", seed=3)})
+def skipping(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, whose vectors are means of what stands behind the prompt."""
+    path = tmp_path_factory.mktemp("skipping") / "model"
+    shutil.copytree(directory, path)
+    add_modules(path, {"embedding_dimension": 48, "pooling_mode": "mean", "include_prompt": False})
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(directory: Path, skipping: Path) -> Iterator[PoolingEngines]:
+    engines = PoolingEngines({"prompts": directory, "plain": tiny_encoder("bert", seed=3), "skipping": skipping})
     yield engines
     engines.shutdown()
 
@@ -95,3 +108,29 @@ def test_refusals_name_the_field(http: httpx.Client, body: dict[str, Any], param
 def test_a_model_without_prompts_takes_kinds_of_inputs_as_they_are(http: httpx.Client) -> None:
     plain, kind = vectors(http, model="plain"), vectors(http, model="plain", input_type="search_document")
     np.testing.assert_allclose(plain, kind, atol=1e-6)
+
+
+def test_tokens_of_prompts_that_count_for_nothing(http: httpx.Client, skipping: Path, directory: Path) -> None:
+    judge = SentenceTransformer(str(skipping), device="cpu")
+    expected = judge.encode(ASKED, prompt_name="query")
+    whole = SentenceTransformer(str(directory), device="cpu").encode(ASKED, prompt_name="query")
+    assert np.abs(expected - whole).max() > 0.01
+    np.testing.assert_allclose(vectors(http, model="skipping", input_type="query"), expected, atol=1e-5)
+    np.testing.assert_allclose(vectors(http, model="skipping"), judge.encode(ASKED), atol=1e-5)
+    answer = http.post("/v1/score", json={"model": "skipping", "text_1": ASKED[0], "text_2": ASKED[1:]})
+    scores = judge.encode_query(ASKED[0]) @ judge.encode_document(ASKED[1:]).T
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], scores, atol=1e-5)
+    cohere = http.post("/v2/embed", json={"model": "skipping", "texts": ASKED, "input_type": "search_query"}).json()
+    np.testing.assert_allclose(cohere["embeddings"]["float"], expected, atol=1e-5)
+    with LLM(str(skipping), device="cpu", num_threads=1) as llm:
+        found = [one.outputs.embedding for one in llm.embed(ASKED, use_tqdm=False)]
+        offline = [one.outputs.score for one in llm.score(ASKED[0], ASKED[1:], use_tqdm=False)]
+    np.testing.assert_allclose(found, judge.encode(ASKED), atol=1e-5)
+    np.testing.assert_allclose(offline, scores, atol=1e-5)
+
+
+def test_only_means_leave_tokens_out(skipping: Path, tmp_path: Path) -> None:
+    shutil.copytree(skipping, tmp_path / "model")
+    add_modules(tmp_path / "model", {"embedding_dimension": 48, "pooling_mode": "cls", "include_prompt": False})
+    with pytest.raises(UnsupportedError, match="include_prompt=false with the pooling 'cls'"):
+        PoolingInfo.of(ModelInfo.from_directory(str(tmp_path / "model")))
