@@ -20,7 +20,6 @@ TESTED_ELSEWHERE = {
     "app.engine.executor.worker_group.device_index": "needs Ray and GPUs: executor/test_gpu_actors",
     "app.engine.executor.worker_group.worker_actor": "needs processes: executor/test_local_processes, test_ray_workers",
     "app.engine.kv_connector": "its table, by executors and schedulers that have a tier",
-    "app.layers.replicated": "against transformers: models/, pooling/test_encoders",
     "app.worker.pooling.pooler": "against sentence-transformers, with a worker around it",
     "app.worker.build": "by every worker: worker/test_worker, executor/test_in_process",
     "app.worker.build.generate": "by every worker: worker/test_worker, executor/test_in_process",
