@@ -28,6 +28,7 @@ QueryKeyNorm = Literal[
     "turned_head_rms",
     "head_offset_rms",
     "projection_rms",
+    "projection_layer_norm",
     "head_layer_norm",
     "head_biased_layer_norm",
     "layer_norms_of_heads",
@@ -88,6 +89,33 @@ class ProjectionRMSNorm(Layer):
         return (x * factor * self.weight.float().view(1, -1, self.head_dim)).to(x.dtype)
 
 
+class ProjectionLayerNorm(Layer):
+    """Layer norm over all heads of a projection together (Jina Embeddings v2), whose sums are those of all ranks."""
+
+    def __init__(self, ctx: BuildContext, heads: HeadShare, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.eps = heads, head_dim, eps
+        spec, size = WeightSpec(self.load_weight), heads.own * head_dim
+        self.weight = Weight(torch.ones(size, dtype=ctx.dtype), spec)
+        self.bias = Weight(torch.zeros(size, dtype=ctx.dtype), spec)
+
+    def load_weight(self, weight: Weight, tensor: CheckpointTensor, shard_id: str) -> None:
+        """Load this rank's heads."""
+        expect_shape(tensor, self.heads.whole * self.head_dim)
+        weight.data.copy_(tensor.narrow(0, self.heads.first * self.head_dim, len(weight)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H, D] -> the same, normed."""
+        flat = x.flatten(1)
+        if self.heads.tp.size == 1:
+            return F.layer_norm(flat, flat.shape[1:], self.weight, self.bias, self.eps).view(x.shape)
+        shares = self.heads.copies * self.heads.whole * self.head_dim
+        apart = flat.float() - self.heads.tp.all_reduce(flat.float().sum(1, keepdim=True)) / shares
+        spread = self.heads.tp.all_reduce(apart.square().sum(1, keepdim=True)) / shares
+        normed = apart * (spread + self.eps).rsqrt() * self.weight.float() + self.bias.float()
+        return normed.to(x.dtype).view(x.shape)
+
+
 class HeadLayerNorm(Layer):
     """Layer norm of each head, with weights of its own (Cohere) or common ones (Phi); `bias` as they have."""
 
@@ -134,6 +162,7 @@ QUERY_KEY_NORMS: dict[QueryKeyNorm, Make] = {
     "turned_head_rms": lambda ctx, heads, head_dim, eps: TurnedRMSNorm(ctx, head_dim, eps),
     "head_offset_rms": lambda ctx, heads, head_dim, eps: OffsetRMSNorm(ctx, head_dim, eps),
     "projection_rms": ProjectionRMSNorm,
+    "projection_layer_norm": ProjectionLayerNorm,
     "head_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=False),
     "head_biased_layer_norm": lambda ctx, heads, head_dim, eps: HeadLayerNorm(ctx, heads, head_dim, eps, bias=True),
     "layer_norms_of_heads": LayerNormsOfHeads,

@@ -138,8 +138,9 @@ class Encoder(nn.Module):
         *,
         mlps: Sequence[nn.Module | None] | None = None,
         norm_last: bool = False,
+        layer: type[EncoderLayer] = EncoderLayer,
     ) -> None:
-        """`attentions`, `mlps`: a family's own, one for each layer; `norm_last`: embeddings are normed behind their
+        """`attentions`, `mlps`: a family's own, one for each `layer`; `norm_last`: embeddings are normed behind their
         projection."""
         super().__init__()
         s = settings
@@ -152,7 +153,7 @@ class Encoder(nn.Module):
             shape, shared = attention_settings(s), (self.rotary, self.relative)
             attentions = [EncoderAttention(ctx, shape, place, *shared) for place in range(s.num_layers)]
         own = [None] * s.num_layers if mlps is None else mlps
-        self.layers = nn.ModuleList(EncoderLayer(ctx, s, *parts) for parts in zip(attentions, own, strict=True))
+        self.layers = nn.ModuleList(layer(ctx, s, *parts) for parts in zip(attentions, own, strict=True))
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C]."""

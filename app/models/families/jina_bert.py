@@ -1,10 +1,12 @@
-"""Jina Embeddings v2 as published: BERT with ALiBi both ways in place of positions, and gated feed-forward layers."""
+"""Jina Embeddings v2 as published: BERT with ALiBi both ways in place of positions, and gated feed-forward layers; in
+the model of programs queries and keys are normed, and attention's output a second time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
@@ -12,15 +14,34 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.layers.alibi_bias import AlibiBias
-from app.layers.context import BuildContext
+from app.layers.context import BuildContext, ForwardContext
 from app.layers.encoder_attention import EncoderAttention
+from app.layers.epilogue import PLAIN
+from app.layers.layer_norm import LayerNorm
 from app.layers.mlp import GatedMLP
 from app.models.alibi import alibi_slopes
-from app.models.encoder import Encoder, EncoderModel, EncoderSettings, attention_settings
+from app.models.encoder import Encoder, EncoderLayer, EncoderModel, EncoderSettings, attention_settings
 from app.models.families.bert import BERT_NAMES
 
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
-_NORMED_QUERIES = "qk-post-norm"  # of the code that embeds programs
+_OF_PROGRAMS = "qk-post-norm"  # in the name of that one's code, which config.json tells
+_FUSED = {".gated_layers.": ("gate_proj", "up_proj"), ".up_gated_layer.": ("up_proj", "gate_proj")}
+
+
+class TwiceNormedLayer(EncoderLayer):
+    """norm(x + attention(x)), once more with x, then as any other."""
+
+    def __init__(
+        self, ctx: BuildContext, settings: EncoderSettings, attention: EncoderAttention, mlp: nn.Module | None = None
+    ) -> None:
+        super().__init__(ctx, settings, attention, mlp)
+        self.second_norm = LayerNorm(ctx, settings.hidden_size, settings.norm_eps)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """[T, C] -> [T, C]."""
+        attended = self.attention_norm.of_sum(self.attention(x, PLAIN, ctx), x)
+        x = self.second_norm.of_sum(attended, x)
+        return self.output_norm.of_sum(self.mlp(x, PLAIN, ctx), x)
 
 
 class JinaBertModel(EncoderModel):
@@ -29,13 +50,16 @@ class JinaBertModel(EncoderModel):
     prefix = "bert."
     names = (
         (r"\.mlp\.wo\.", ".mlp.down_proj."),
-        (r"\.mlp\.layernorm\.", ".output_norm."),
+        (r"\.mlp\.down_layer\.", ".mlp.down_proj."),
+        (r"\.(mlp\.layernorm|layer_norm_2)\.", ".output_norm."),
+        (r"\.layer_norm_1\.", ".second_norm."),
+        (r"\.attention\.self\.layer_norm_(q|k)\.", r".attention.\1_norm."),
         *BERT_NAMES,
     )
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, info)
-        self.parts = dict.fromkeys(("gate_proj", "up_proj"), info.intermediate_size)
+        self.width = info.intermediate_size
 
     @classmethod
     def settings(cls, info: ModelInfo) -> EncoderSettings:
@@ -46,8 +70,6 @@ class JinaBertModel(EncoderModel):
             raise UnsupportedError(f"{info.architecture} with position_embedding_type={kind!r:.80}", param="model")
         if act not in _ACTIVATIONS:
             raise UnsupportedError(f"{info.architecture} with feed_forward_type={act!r:.80}", param="model")
-        if _NORMED_QUERIES in str(hf.get("auto_map")):
-            raise UnsupportedError(f"{info.architecture} of jina-bert-v2-{_NORMED_QUERIES}", param="model")
         as_bert = replace(info, hf_config={**hf, "position_embedding_type": "absolute"})
         return replace(EncoderSettings.from_info(as_bert), num_positions=0, hidden_act=_ACTIVATIONS[act])
 
@@ -55,15 +77,20 @@ class JinaBertModel(EncoderModel):
         """Attention with ALiBi, and feed-forward layers with one bias."""
         s = self.settings(info)
         alibi, shape = AlibiBias(ctx, alibi_slopes(s.num_heads)), attention_settings(s)
+        of_programs = _OF_PROGRAMS in str(info.hf_config.get("auto_map"))
+        shape = replace(shape, qk_norm="projection_layer_norm") if of_programs else shape
         attentions = [EncoderAttention(ctx, shape, place, None, alibi) for place in range(s.num_layers)]
         own = ctx, s.hidden_size, s.intermediate_size, s.hidden_act
-        return Encoder(ctx, s, attentions, mlps=[GatedMLP(*own, bias=False, down_bias=True) for _ in attentions])
+        mlps = [GatedMLP(*own, bias=False, down_bias=True) for _ in attentions]
+        return Encoder(ctx, s, attentions, mlps=mlps, layer=TwiceNormedLayer if of_programs else EncoderLayer)
 
     def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Gate and what it gates lie in one."""
         for own, one in super().own_tensors(name, tensor):
-            head, found, leaf = own.rpartition(".gated_layers.")
-            parts = split_rows(one, self.parts) if found else ()
-            yield from ((f"{head}.{part}.{leaf}", rows) for part, rows in parts)
-            if not found:
+            fused = next((part for part in _FUSED if part in own), None)
+            if fused is None:
                 yield own, one
+                continue
+            head, _, leaf = own.rpartition(fused)
+            parts = split_rows(one, dict.fromkeys(_FUSED[fused], self.width))
+            yield from ((f"{head}.{part}.{leaf}", rows) for part, rows in parts)

@@ -29,6 +29,8 @@ CONFIG = {
     **{"max_position_embeddings": 130, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "emb_pooler": "mean"},
     **{"position_embedding_type": "alibi", "feed_forward_type": "geglu", "pad_token_id": 0},
 }
+# The model of programs is told by its code's name.
+OF_PROGRAMS = {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
 
 
 def reference(p: Page, ids: Tensor) -> Tensor:
@@ -40,10 +42,20 @@ def reference(p: Page, ids: Tensor) -> Tensor:
     lowered = SLOPES[:, None, None] * (places[:, None] - places).abs()
     for i in range(LAYERS):
         name = f"encoder.layer.{i}"
-        q, k, v = (heads(p.linear(f"{name}.attention.self.{one}", x), DIM) for one in ("query", "key", "value"))
+        q, k, v = (p.linear(f"{name}.attention.self.{one}", x) for one in ("query", "key", "value"))
+        if OF_PROGRAMS.items() <= p.config.items():
+            q = p.layer_norm(f"{name}.attention.self.layer_norm_q", q, 1e-12)
+            k = p.layer_norm(f"{name}.attention.self.layer_norm_k", k, 1e-12)
+        q, k, v = (heads(one, DIM) for one in (q, k, v))
         seen = ((q @ k.transpose(1, 2) / DIM**0.5 - lowered).softmax(-1) @ v).transpose(0, 1).flatten(1)
         out = p.linear(f"{name}.attention.output.dense", seen)
-        x = p.layer_norm(f"{name}.attention.output.LayerNorm", x + out, 1e-12)
+        attended = p.layer_norm(f"{name}.attention.output.LayerNorm", x + out, 1e-12)
+        if OF_PROGRAMS.items() <= p.config.items():
+            x = p.layer_norm(f"{name}.layer_norm_1", x + attended, 1e-12)
+            up, gate = p.linear(f"{name}.mlp.up_gated_layer", x).chunk(2, -1)
+            x = p.layer_norm(f"{name}.layer_norm_2", x + p.linear(f"{name}.mlp.down_layer", up * act(gate)), 1e-12)
+            continue
+        x = attended
         gate, up = p.linear(f"{name}.mlp.gated_layers", x).chunk(2, -1)
         x = p.layer_norm(f"{name}.mlp.layernorm", x + p.linear(f"{name}.mlp.wo", act(gate) * up), 1e-12)
     return x
@@ -57,9 +69,13 @@ def published(directory: Path, **changes: Any) -> Page:
     for i in range(LAYERS):
         name = f"encoder.layer.{i}"
         linears |= {f"{name}.attention.self.{one}": (SIZE, SIZE) for one in ("query", "key", "value")}
-        linears |= {f"{name}.attention.output.dense": (SIZE, SIZE), f"{name}.mlp.wo": (SIZE, WIDTH)}
-        shapes[f"{name}.mlp.gated_layers.weight"] = (2 * WIDTH, SIZE)
-        norms += [f"{name}.attention.output.LayerNorm", f"{name}.mlp.layernorm"]
+        of_programs = "auto_map" in changes
+        names = ("mlp.up_gated_layer", "mlp.down_layer") if of_programs else ("mlp.gated_layers", "mlp.wo")
+        linears |= {f"{name}.attention.output.dense": (SIZE, SIZE), f"{name}.{names[1]}": (SIZE, WIDTH)}
+        shapes[f"{name}.{names[0]}.weight"] = (2 * WIDTH, SIZE)
+        further = ("layer_norm_1", "layer_norm_2", "attention.self.layer_norm_q", "attention.self.layer_norm_k")
+        more = further if of_programs else ("mlp.layernorm",)
+        norms += [f"{name}.{norm}" for norm in ("attention.output.LayerNorm", *more)]
     shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
     shapes |= {f"{name}.{leaf}": (SIZE,) for name in norms for leaf in ("weight", "bias")}
@@ -81,13 +97,17 @@ def agree(directory: Path, page: Page, **options: Any) -> None:
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["geglu", "reglu"])
-def test_vectors(tmp_path: Path, kind: str) -> None:
-    agree(tmp_path, published(tmp_path, feed_forward_type=kind))
+VARIANTS: list[dict[str, Any]] = [{}, {"feed_forward_type": "reglu"}, OF_PROGRAMS]
 
 
-def test_over_two_ranks(tmp_path: Path) -> None:
-    agree(tmp_path, published(tmp_path), executor="local_processes", tensor_parallel_size=2)
+@pytest.mark.parametrize("changes", VARIANTS, ids=["geglu", "reglu", "programs"])
+def test_vectors(tmp_path: Path, changes: dict[str, Any]) -> None:
+    agree(tmp_path, published(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("changes", [{}, OF_PROGRAMS], ids=["geglu", "programs"])
+def test_over_two_ranks(tmp_path: Path, changes: dict[str, Any]) -> None:
+    agree(tmp_path, published(tmp_path, **changes), executor="local_processes", tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +115,6 @@ def test_over_two_ranks(tmp_path: Path) -> None:
     [
         ({"position_embedding_type": "absolute"}, "position_embedding_type"),
         ({"feed_forward_type": "original"}, "feed_forward_type"),
-        ({"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}, "qk-post-norm"),
     ],
 )
 def test_what_is_not_supported_is_named(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
