@@ -68,6 +68,11 @@ class AdmissionConfig(Frozen):
         """Returns what the requests of a tenant may ask for."""
         return self.tenants.get(tenant, self.other_tenants)
 
+    @property
+    def counts_requests(self) -> bool:
+        """True if a tenant may only have so many under way in each ingress replica."""
+        return any(one.max_requests is not None for one in (self.other_tenants, *self.tenants.values()))
+
     @model_validator(mode="after")
     def _check(self) -> AdmissionConfig:
         shares = {name: getattr(self, name).share for name in CLASS_NAMES}

@@ -20,7 +20,12 @@ KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 class IngressConfig(Frozen):
     """The HTTP front: dialects, text, streams."""
 
-    num_replicas: int = Field(1, ge=1, description="Ingress replicas; two survive the loss of one.")
+    num_replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Ingress replicas; two survive the loss of one. By default one; where models run on GPUs, and "
+        "neither `num_cpus` nor a tenant's `max_requests` is set, one for every four cores of a node, at most four.",
+    )
     num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
     route_timeout_s: float = Field(
         0.05,

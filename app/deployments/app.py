@@ -27,7 +27,14 @@ from app.deployments.replica.engine_replica import EngineReplica
 from app.deployments.router.router import Router
 from app.deployments.serve.http_server import HOOK
 from app.deployments.serve.pinned_request_router import PinnedRequestRouter
-from app.deployments.serve.resources import cluster_resources, replica_bundles, runs_here, warn_of_shortages
+from app.deployments.serve.resources import (
+    cluster_nodes,
+    cluster_resources,
+    num_ingresses,
+    replica_bundles,
+    runs_here,
+    warn_of_shortages,
+)
 from app.deployments.serve.serve_args import parse_args
 from app.telemetry.logging import configure_logging
 
@@ -56,14 +63,22 @@ def _say_what_starts(config: ServeConfig) -> None:
     """A line for whoever waits at the console; each part says itself when it starts to work."""
     configure_logging()
     engines = ", ".join(f"{model.start_replicas} x {model.name}" for model in config.models)
-    logger.info("starting the router, ingresses (%d) and engine replicas (%s)", config.ingress.num_replicas, engines)
+    number = num_ingresses(config, cluster_nodes())
+    logger.info("starting the router, ingresses (%d) and engine replicas (%s)", number, engines)
 
 
 def build_graph(config: ServeConfig, engine_factory: EngineFactory | None = None) -> serve.Application:
     """The graph over the real engine; tests put another one in."""
     engines = {model.name: _engine(config, model, engine_factory) for model in config.models}
     admin = (_admin(config, engines),) if config.has_admin else ()
-    return _ingress(config).bind(config, _router(config, engines), engines, *admin)
+    counted = _with_ingresses(config)  # engines are not told: they stay as they are where the number changes
+    return _ingress(counted).bind(counted, _router(config, engines), engines, *admin)
+
+
+def _with_ingresses(config: ServeConfig) -> ServeConfig:
+    """The configuration with a number of ingresses, whoever has chosen it."""
+    number = num_ingresses(config, cluster_nodes())
+    return config.model_copy(update={"ingress": config.ingress.model_copy(update={"num_replicas": number})})
 
 
 def _router(config: ServeConfig, engines: dict[str, serve.Application]) -> serve.Application:
@@ -110,7 +125,7 @@ def _admin(config: ServeConfig, engines: dict[str, serve.Application]) -> serve.
 
 def _front_replicas(config: ServeConfig) -> dict[str, Any]:
     """An ingress reports to the autoscaling of engines who waits for them; only then it costs something."""
-    number = config.ingress.num_replicas
+    number = config.ingress.num_replicas or 1
     if all(model.autoscaling is None for model in config.models):
         return {"num_replicas": number}
     return {"autoscaling_config": front_config(number)}

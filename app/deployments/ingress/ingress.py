@@ -341,7 +341,7 @@ class Ingress:
         self._app.state.sockets.leave()
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SIGTERM_GRACE_S):
-                if self._config.ingress.num_replicas > 1:  # others take what is new: HAProxy is told to send no more
+                if self._config.ingress.num_replicas != 1:  # others take what is new: HAProxy is told to send no more
                     await ray.get_runtime_context().current_actor.perform_graceful_shutdown.remote()
                 await self._idle.wait()
                 await asyncio.sleep(LAST_BYTES_S)

@@ -19,6 +19,7 @@ from app.telemetry.logging import configure_logging
 
 logger = logging.getLogger("manta.serve")
 
+CORES_PER_INGRESS, MOST_INGRESSES = 4, 4  # by default, beside GPUs; without, engines compute on the same cores
 MIN_CPUS = 0.001  # a placement group's bundle must not be empty
 SLACK = {"CPU": 0.01}  # for those, of all replicas
 ROUNDING = 1e-6  # sums of tenths
@@ -56,11 +57,18 @@ def cluster_resources() -> dict[str, float]:
     return dict(ray.cluster_resources()) if ray.is_initialized() else {}
 
 
+def cluster_nodes() -> list[Resources]:
+    """The same, node by node."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+
+
 def runs_here(config: ServeConfig) -> bool:
     """True if all replicas will be on this machine: the only one of the cluster, and large enough."""
     import ray
 
-    if not ray.is_initialized() or sum(bool(node["Alive"]) for node in ray.nodes()) != 1:
+    if not ray.is_initialized() or len(cluster_nodes()) != 1:
         return False
     return not shortages([config], cluster_resources())
 
@@ -74,12 +82,25 @@ def warn_of_shortages(config: ServeConfig) -> None:
 
     if not ray.is_initialized():
         return
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = cluster_nodes()
     lines = [str(shortage) for shortage in shortages([config], cluster_resources())]
     lines += [line for model in config.models if (line := node_shortage(model, nodes))]
     if lines:
         configure_logging()  # Serve keeps its own log to files
         logger.warning("the cluster lacks resources; replicas wait until nodes are added:\n  %s", "\n  ".join(lines))
+
+
+def num_ingresses(config: ServeConfig, nodes: Sequence[Resources]) -> int:
+    """Counts the ingresses that there shall be: what the configuration says, else by the cores of the largest of
+    `nodes`. One where the operator counts by ingress: cores that each reserves, requests of a tenant in each."""
+    if config.ingress.num_replicas is not None:
+        return config.ingress.num_replicas
+    total = _sum(nodes)
+    has_gpus = any(_gpus_per_worker(model, total) for model in config.models)
+    if not has_gpus or config.ingress.num_cpus or config.admission.counts_requests:
+        return 1
+    cores = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+    return max(1, min(MOST_INGRESSES, int(cores) // CORES_PER_INGRESS))
 
 
 def shortages(configs: Iterable[ServeConfig], total: Resources) -> list[Shortage]:
@@ -138,8 +159,9 @@ def _uses_gpu(engine: EngineConfig, total: Resources) -> bool:
 def _demands(config: ServeConfig, total: Resources) -> list[Demand]:
     demands = []
     for name, share in (("ingress", config.ingress), ("router", config.router)):
-        options = f"{name}.num_replicas={share.num_replicas} x {name}.num_cpus={share.num_cpus:g}"
-        demands.append(Demand("CPU", share.num_replicas * share.num_cpus, f"the {name} ({options})"))
+        number = share.num_replicas or 1
+        options = f"{name}.num_replicas={number} x {name}.num_cpus={share.num_cpus:g}"
+        demands.append(Demand("CPU", number * share.num_cpus, f"the {name} ({options})"))
     for model in config.models:
         replica = _sum(replica_bundles(model, total))
         for resource in replica:

@@ -14,7 +14,7 @@ from app.config.model import ModelConfig
 from app.config.serve import ServeConfig
 from app.deployments.app import build
 from app.deployments.serve import resources
-from app.deployments.serve.resources import node_shortage, replica_bundles, shortages
+from app.deployments.serve.resources import node_shortage, num_ingresses, replica_bundles, shortages
 from benchmarks.serve_process import ROOT
 
 CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
@@ -46,6 +46,31 @@ def test_bundles() -> None:
     assert replica_bundles(half, {}) == [{"CPU": 0.001}, {"GPU": 0.5}]
     in_process = ModelConfig(name="a", engine=EngineConfig(executor="in_process", device="cuda"))
     assert replica_bundles(in_process, {}) == [{"CPU": 1.1, "GPU": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ingress", "number"),
+    [
+        ([], {}, 1),
+        ([{"CPU": 64.0}], {}, 1),  # engines compute on these cores
+        ([{"CPU": 2.0, "GPU": 1.0}], {}, 1),
+        ([{"CPU": 8.0, "GPU": 1.0}], {}, 2),
+        ([{"CPU": 2.0}, {"CPU": 16.0, "GPU": 1.0}], {}, 4),
+        ([{"CPU": 128.0, "GPU": 8.0}] * 4, {}, 4),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"num_replicas": 1}, 1),
+        ([{"CPU": 2.0}], {"num_replicas": 7}, 7),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"num_cpus": 1.0}, 1),
+    ],
+)
+def test_ingresses_by_default(nodes: list[dict[str, float]], ingress: dict[str, float], number: int) -> None:
+    config = ServeConfig.model_validate({"models": [{"name": "a"}], "ingress": ingress})
+    assert num_ingresses(config, nodes) == number
+
+
+@pytest.mark.parametrize("admission", [{"tenants": {"a": {"max_requests": 8}}}, {"other_tenants": {"max_requests": 8}}])
+def test_a_tenant_s_requests_are_counted_by_one_ingress_by_default(admission: dict[str, Any]) -> None:
+    config = ServeConfig.model_validate({"models": [{"name": "a"}], "admission": admission})
+    assert num_ingresses(config, [{"CPU": 128.0, "GPU": 8.0}]) == 1
 
 
 def test_shortage_names_the_options() -> None:
