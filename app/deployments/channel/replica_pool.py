@@ -41,7 +41,7 @@ class ReplicaPool:
         self._on_report = on_report
         self.model = model
         self.num_lost = 0  # channels that broke while in use
-        self.num_ingresses = config.num_replicas  # those that send to these replicas
+        self.num_ingresses = config.num_replicas or 1  # those that send to these replicas
         self._ingress_id = ingress_id
         self._config = config
         self._connect = connect
