@@ -256,8 +256,8 @@ class LLM:
         )
 
     # ---- work of pooling models. For all four, `truncate_prompt_tokens` cuts longer prompts at their end, -1 to what
-    # the model takes; without it they are refused. InvalidRequestError, before anything runs, names the prompt at
-    # fault; UnsupportedError says that the model is not one for it.
+    # the model takes; without it they are refused. InvalidRequestError names the prompt at fault, and none has a result
+    # then, though others may have been computed; UnsupportedError says that the model is not one for it.
 
     def embed(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from tqdm import tqdm
 
@@ -26,6 +27,8 @@ from app.text.late_prompts import late_prompts
 from app.text.listwise_prompts import ListwiseAsk, listwise_prompts
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts, without_prompt
 from app.text.served_model import ServedModel
+
+MADE_FOR_EACH = 8  # requests for each that goes out
 
 
 class Pooling:
@@ -56,7 +59,8 @@ class Pooling:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")
         limit = self._limit(truncate_prompt_tokens)
         with set_aside():
-            return self._run([self._parse(prompt, limit) for prompt in as_list(prompts)], params, use_tqdm, make)
+            given = as_list(prompts)
+            return self._run_each((self._parse(one, limit) for one in given), len(given), params, use_tqdm, make)
 
     def score(
         self,
@@ -168,17 +172,29 @@ class Pooling:
         use_tqdm: bool,
         make: Callable[[Float32Array], OutputT],
     ) -> list[PoolingRequestOutput[OutputT]]:
-        """All are checked before the first one runs; the rest of what they and their results take is done while the
-        device computes others."""
+        return self._run_each(iter(prompts), len(prompts), params, use_tqdm, make)
+
+    def _run_each(
+        self,
+        prompts: Iterator[PoolingPrompt],
+        count: int,
+        params: PoolingParams,
+        use_tqdm: bool,
+        make: Callable[[Float32Array], OutputT],
+    ) -> list[PoolingRequestOutput[OutputT]]:
+        """Prompts are taken and checked, and results converted, while the device computes others."""
         asked: dict[str, PoolingPrompt] = {}
-        requests: deque[EngineRequest] = deque()
-        for i, prompt in enumerate(prompts):
-            name = self._loop.new_id()
-            with at_prompt(i):
-                requests.append(pooling_request(self._model, name, prompt, params))
-            asked[name] = prompt
         found: dict[str, PoolingRequestOutput[OutputT]] = {}
-        with tqdm(total=len(prompts), desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
+
+        def requests() -> Iterator[EngineRequest]:
+            for i, prompt in enumerate(prompts):
+                name = self._loop.new_id()
+                with at_prompt(i):
+                    request = pooling_request(self._model, name, prompt, params)
+                asked[name] = prompt
+                yield request
+
+        with tqdm(total=count, desc="Prompts", unit="prompt", disable=not use_tqdm) as bar:
 
             def take(output: EngineOutput) -> None:
                 name = output.request_id
@@ -189,9 +205,19 @@ class Pooling:
                 found[name] = PoolingRequestOutput(name, prompt.token_ids, made)
                 bar.update(1)
 
-            prepared = (self._loop.core.prepare(requests.popleft()) for _ in range(len(requests)))
-            self._loop.run(prepared, take, in_pieces=True)
+            self._loop.run(map(self._loop.core.prepare, _ahead(requests())), take, in_pieces=True)
         return [found[name] for name in asked]
+
+
+def _ahead(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:
+    """The same. For each that goes out several are made, which checks them: so one at fault is found long before its
+    turn, and the device waits for the first few alone."""
+    ready: deque[EngineRequest] = deque()
+    while True:
+        ready.extend(islice(requests, MADE_FOR_EACH))
+        if not ready:
+            return
+        yield ready.popleft()
 
 
 def _as_it_is(array: Float32Array) -> Float32Array:

@@ -68,6 +68,14 @@ def test_long_prompts_are_cut_only_when_asked(embed: LLM) -> None:
         embed.embed("a", truncate_prompt_tokens=0)
 
 
+def test_a_prompt_at_fault_behind_many(embed: LLM) -> None:
+    """Those before it may have been computed; the next call finds nothing of them."""
+    with pytest.raises(InvalidRequestError, match=r"prompts\[300\]"):
+        embed.embed([*([[5, 6, 7]] * 300), [10**9]], use_tqdm=False)
+    assert len(embed.embed(TEXTS, use_tqdm=False)) == len(TEXTS)
+    assert embed.embed([], use_tqdm=False) == []
+
+
 def test_what_a_model_cannot_do_is_refused(embed: LLM) -> None:
     with pytest.raises(UnsupportedError, match="classify"):
         embed.classify("a")
