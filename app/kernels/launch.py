@@ -23,7 +23,8 @@ def early_launch(device: torch.device) -> dict[str, bool]:
     The device sets the kernel up while the one before it on the stream drains. EARLY, a constant of the kernel, has it
     begin with `tl.extra.cuda.gdc_wait()`, which waits for all that was written. In a decode step, whose kernels take a
     few microseconds each, that is half of one a launch. From Hopper on. Before it a kernel may read what no kernel on
-    the stream writes: weights (`gemm/triton_held.py`), slots of an encoder's output (`attention/triton_encoded.py`).
+    the stream writes: weights (`gemm/triton_held.py`), slots of an encoder's output (`attention/triton_encoded.py`); or
+    what the kernel before does not write, such as a layer's states (`recurrent/early_steps.py`).
 
     No kernel lets the next one begin (`griddepcontrol.launch_dependents`) before it has waited itself. So only the
     kernel before may still run, and what others before it wrote may be read before the wait.

@@ -94,10 +94,16 @@ KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
-# Kernels that begin to read weights, which no kernel on the stream writes, before they wait.
-READ_FIRST = {"streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel"}
-# Those that wait late where they follow a launch that only adds to what they read (kernels/gemm/triton_low_rank.py).
-WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel"}
+# Kernels that begin to read weights, or states, which the kernel before does not write, before they wait.
+READ_FIRST = {
+    "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
+    "causal_conv_kernel", "delta_step_kernel",
+}  # fmt: skip
+# Those that come early in steps of few requests alone.
+MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
+# Those that wait late where they follow a launch that only adds to what they read (kernels/gemm/triton_low_rank.py), or
+# that reads the same.
+WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel", "packed_linear_kernel"}
 # A call's callee may do any of it.
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
@@ -167,8 +173,10 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     if IS_AMD:
         registers = re.findall(r"\.(?:vgpr|sgpr|vgpr_spill)_count:\s+\d+", kernel.asm["amdgcn"])
         return f"shared {kernel.metadata.shared}, {' '.join(registers)}, {len(kernel.asm['hsaco'])} bytes"
-    is_late = source.fn.__name__ in WAIT_LATE and is_given(source, "p_hidden")
-    if is_early is not None or options.get("launch_pdl"):
+    is_beside = any(value is True for (i,), value in source.constants.items() if source.fn.params[i].name == "BESIDE")
+    is_late = source.fn.__name__ in WAIT_LATE and (is_beside or is_given(source, "p_hidden"))
+    comes_late = is_early is False and source.fn.__name__ in MAY_COME_LATE and not options.get("launch_pdl")
+    if (is_early is not None or options.get("launch_pdl")) and not comes_late:
         if not (is_early and kernel.metadata.launch_pdl):
             return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
         access = GLOBAL_WRITE if source.fn.__name__ in READ_FIRST else GLOBAL_ACCESS
@@ -194,7 +202,7 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
 
 def is_given(source: ASTSource, name: str) -> bool:
     """True if the kernel is compiled for such a tensor, not for None."""
-    return bool(source.signature[name] != "constexpr")
+    return bool(source.signature.get(name, "constexpr") != "constexpr")
 
 
 def waits_first(ptx: str, access: re.Pattern[str]) -> bool:

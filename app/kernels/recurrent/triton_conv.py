@@ -11,6 +11,7 @@ import triton.language as tl
 from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import StateStep
+from app.kernels.recurrent.early_steps import early_step
 
 _CHANNELS = 128  # of a tile
 _FEW_TOKENS, _MANY_TOKENS = 4, 32
@@ -21,7 +22,7 @@ _FEW_TOKENS, _MANY_TOKENS = 4, 32
 def causal_conv_kernel(
     p_x, p_weight, p_bias, p_states, p_starts, p_sources, p_slots, p_row_of_token, p_out, num_tokens, stride_x,
     C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, ACTIVATE: tl.constexpr,
-    ONE_EACH: tl.constexpr,
+    ONE_EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of BT tokens, tiles of BC channels)."""
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
@@ -31,6 +32,9 @@ def causal_conv_kernel(
     b_start = tl.load(p_starts + b_row)
     b_source = tl.load(p_sources + b_row).to(tl.int64)
     b_slot = tl.load(p_slots + b_row).to(tl.int64)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     b_total = tl.zeros([BT, BC], tl.float32)
     if p_bias is not None:
         b_total += tl.load(p_bias + o_c, mask=o_c < C, other=0.0).to(tl.float32)[None, :]
@@ -104,6 +108,7 @@ def causal_conv(
     causal_conv_kernel[(cdiv(num_tokens, size), tiles)](
         x, weight, bias, states, step.starts, step.sources, step.slots, step.row_of_token, out, num_tokens,
         x.stride(0), C=channels, W=width, BT=size, BC=_CHANNELS, ACTIVATE=activate, ONE_EACH=one_each, num_warps=4,
+        **early_step(x.device, step),
     )  # fmt: skip
     if not one_each:
         leave_inputs_kernel[(num_rows, tiles)](

@@ -15,6 +15,7 @@ from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, cho
 from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import DeltaGates, DeltaHeads, GatedNorm, StateStep
+from app.kernels.recurrent.early_steps import early_step
 from app.kernels.recurrent.reference import UNIT_EPS
 from app.kernels.recurrent.triton_math import softplus
 
@@ -35,7 +36,7 @@ def delta_step_kernel(
     p_mixed, p_a, p_b, p_a_log, p_dt_bias, p_gate, p_norm, p_states, p_starts, p_counts, p_sources, p_slots,
     p_out, stride_mixed, stride_a, stride_b, stride_gate, scale, rate_scale, eps,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ROWS: tl.constexpr, LEN: tl.constexpr, EPS: tl.constexpr,
+    ROWS: tl.constexpr, LEN: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, HV): LEN tokens of a request, or as many of them as it says."""
     i_r, i_h = tl.program_id(0), tl.program_id(1)
@@ -55,6 +56,9 @@ def delta_step_kernel(
         b_count = LEN
     else:
         b_count = tl.load(p_counts + i_r)
+    if EARLY:  # the launch before writes no states
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     for i_v in tl.static_range(0, BV, ROWS):
         o_v = i_v + o_r
         m_v = o_v < DV
@@ -132,4 +136,5 @@ def _few_tokens(
         gates.rate_scale, norm.eps,
         HK=heads.num_keys, HV=heads.num_values, DK=heads.key_dim, DV=heads.value_dim, BK=key_tile, BV=value_tile,
         ROWS=min(value_tile, max(1, numbers // key_tile)), LEN=step.short_len, EPS=UNIT_EPS, num_warps=STEP_WARPS,
+        **early_step(mixed.device, step),
     )  # fmt: skip
