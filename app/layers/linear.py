@@ -108,20 +108,24 @@ class Linear(AdaptedLayer):
         is_whole = not isinstance(self.packed, PackedParts) or self.bias is not None or self.sums_up
         if is_whole or (self.delta is not None and self.delta.is_wanted):
             return SideBySide((self(x),))
-        return SideBySide(tuple(product(x) for product in self.products))
+        others = [product(x) for product in self.products[1:]]  # small ones, beside which the first may run
+        return SideBySide((self.products[0](x), *others))
 
-    def _product_of(self, weight: PackedWeight) -> Callable[[Inputs], torch.Tensor]:
+    def _product_of(self, weight: PackedWeight, *, is_first: bool) -> Callable[[Inputs], torch.Tensor]:
         ops = weight.ops_on(self.device)
         if isinstance(weight, UnpackedWeight):
             return lambda x: self.ops.linear(x, weight.weight, None)
         if ops is None:
             return lambda x: weight.linear(materialize(x), None)
-        return lambda x: ops.linear(x, weight, None)
+        linear = ops.linear_beside if is_first and ops.linear_beside is not None else ops.linear
+        return lambda x: linear(x, weight, None)
 
     def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         """Each rank adds the delta of its share, before they are summed up."""
-        if self.delta is not None and self.delta.is_wanted:
-            return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
+        if self.delta is not None:
+            ops = ops.beside_adapters or ops
+            if self.delta.is_wanted:
+                return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
         return self._joined(ops, x, weight, epilogue)
 
     def _joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
@@ -160,7 +164,7 @@ class Linear(AdaptedLayer):
         if self.packed is not None:
             self.packed_ops = self.packed.ops_on(self.device)
             parts = self.packed.parts if isinstance(self.packed, PackedParts) else ()
-            self.products = tuple(self._product_of(part) for part in parts)
+            self.products = tuple(self._product_of(part, is_first=part is parts[0]) for part in parts)
             for weight in self.stored:
                 weight.drop()
 

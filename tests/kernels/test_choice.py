@@ -198,6 +198,9 @@ TABLES: dict[str, tuple[KernelTable[Any], str, str]] = {
 }
 
 
+ON_HOPPER = {"linear": "plain"}
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_devices(name: str) -> None:
     """A host's are plain PyTorch, those of all GPUs Triton's."""
@@ -205,7 +208,7 @@ def test_devices(name: str) -> None:
     assert module_of(table.on(torch.device("cpu"))) == module_of(table.on(META)) == plain
     for generation in GENERATIONS:
         with as_on(generation):
-            assert module_of(table.on(META)) == on_gpu
+            assert module_of(table.on(META)) == (ON_HOPPER.get(name, on_gpu) if generation == 9 else on_gpu)
 
 
 def test_exact_kernels_on_a_hopper() -> None:

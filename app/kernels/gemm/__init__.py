@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -100,6 +100,10 @@ class LinearOps(Generic[WeightT]):
     activated_linear: ActivatedProduct[WeightT] | None = None
     # The sum of a product and the residual in one launch; None: there is no such kernel.
     linear_add: SummedProduct[WeightT] | None = None
+    # `linear` where the launch before, another product of x, writes nothing that it reads: they may run side by side.
+    linear_beside: Product[WeightT] | None = None
+    # The products of layers that may have adapters: rows without one keep their bits beside others. None: these.
+    beside_adapters: LinearOps[WeightT] | None = None
     goes_by_shape: bool = False  # whether a library chooses how it sums by the weight's shape
 
 
@@ -107,6 +111,7 @@ LINEAR_OPS: KernelTable[LinearOps[torch.Tensor]] = KernelTable(
     "linear layers",
     Candidate("app.kernels.gemm.fixed_rows:OPS", HOST, is_exact=True),
     Candidate("app.kernels.gemm.triton_fixed:OPS", HOPPER, is_exact=True),
+    Candidate("app.kernels.gemm.plain:OPS", replace(HOPPER, kernels=TRITON.kernels)),
     Candidate("app.kernels.gemm.triton_small:OPS", TRITON),
     Candidate("app.kernels.gemm.reference:OPS"),
 )

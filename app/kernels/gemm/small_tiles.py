@@ -16,11 +16,12 @@ from app.kernels.launch import cdiv
 MOST_ROWS = 64  # beyond, cuBLAS is as fast
 _DTYPES = (torch.bfloat16, torch.float16)
 MOST_GATED_ROWS = 128  # for a large gate and up, whose activation is fused
+_LEAST_GATED_SIZE = 4096  # inputs of it; with fewer cuBLAS and a launch for the activation are faster
 _PROGRAMS = 256  # about two for each multiprocessor
 _MOST_SPLITS = 8
 _LEAST_SHARE = 384  # of K, for a split
 LEAST_DEPTH = 64  # a tile's, of K
-_FEW_COLUMNS = 64
+FEW_COLUMNS = 64
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +45,7 @@ def whole_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
 def deferred_tile(num_rows: int, columns: int, size: int) -> SmallTile | None:
     """The tile for rows with a deferred norm."""
     tile = SmallTile(64 if size >= 2048 else 32, 128, 4, 5)
-    if columns <= _FEW_COLUMNS:  # of few programs, each of which has all it reads on its way at once
+    if columns <= FEW_COLUMNS:  # of few programs, each of which has all it reads on its way at once
         tile = SmallTile(16, 512, 4, 4)
     return whole_tile(num_rows, columns, size) or _cut_to_fit(tile, size)
 
@@ -111,7 +112,8 @@ def plain_tile(x: Activations, weight: torch.Tensor) -> SmallTile | None:
 def activated_tile(x: Activations, weight: torch.Tensor) -> SmallTile | None:
     """The tile of `gated_linear`; None: cuBLAS, then the activation."""
     rows, columns, size = _rows(x), weight.shape[0] // 2, weight.shape[1]
-    if not _serves(rows, weight, MOST_GATED_ROWS if columns >= 8192 else MOST_ROWS):
+    is_large = columns >= 8192 and size >= _LEAST_GATED_SIZE
+    if not _serves(rows, weight, MOST_GATED_ROWS if is_large else MOST_ROWS):
         return None
     return gated_tile(rows.shape[0], columns, size, is_deferred=isinstance(x, DeferredNorm))
 

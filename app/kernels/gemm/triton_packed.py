@@ -146,11 +146,11 @@ def packed_linear_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, FORM: tl.constexpr,
     G: tl.constexpr, ROWS: tl.constexpr, TABLES: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
     P: tl.constexpr, BP: tl.constexpr, EVEN: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, BESIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N, SPLITS, tiles of T). p_out [T, N] = x W^T + bias; GATED: gate's and up's rows with the
     activation, [T, N / 2]; with p_residual their sum; with p_norm [N] p_rows = p_out * p_norm and p_new_squares
-    [T, tiles of N]. p_arrived [tiles] is zero before and after.
+    [T, tiles of N]. p_arrived [tiles] is zero before and after. BESIDE: the kernel before writes nothing that is read.
     """
     i_n, i_split, i_m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_m, o_row = i_m * BM + tl.arange(0, BM), tl.arange(0, BN)
@@ -163,7 +163,7 @@ def packed_linear_kernel(
     each = tl.cdiv(num_blocks, SPLITS)
     first = i_split * each
     count = tl.minimum(each, num_blocks - first)
-    if EARLY:
+    if EARLY and not BESIDE:
         tl.extra.cuda.gdc_wait()
     b_rms = 1.0
     if p_squares is not None:  # before the loop, so that they are on their way with the weight
@@ -174,6 +174,8 @@ def packed_linear_kernel(
         p_x, p_words, p_scales, p_offsets, p_table, o_m, o_n, first, count, T, N, K, row, stride_x, num_scales, per,
         BM, BN, BK, FORM, G, ROWS, TABLES, EVEN, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    if EARLY and BESIDE:
+        tl.extra.cuda.gdc_wait()
     if SPLITS > 1:
         o, size = o_m[None, :].to(tl.int64) * N + o_n[:, None], T.to(tl.int64) * N
         tl.store(p_shares + i_split * size + o, b_acc, mask=m_m & m_n[:, None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -80,8 +81,10 @@ def packed_linear(
     activation: GatedActivation | None = None,
     residual: torch.Tensor | None = None,
     norm: tuple[torch.Tensor, float] | None = None,
+    is_beside: bool = False,
 ) -> tuple[torch.Tensor, DeferredNorm | None]:
-    """x [T, K] times weight [N, K], transposed, + residual [T, N], and its norm by (weight [N], eps).
+    """x [T, K] times weight [N, K], transposed, + residual [T, N], and its norm by (weight [N], eps). `is_beside`: the
+    launch before writes nothing that it reads.
 
     With an activation the weight holds gate and up, and the product is [T, N / 2].
     """
@@ -112,8 +115,11 @@ def packed_linear(
         "ACT": activation or "silu", "P": num_squares, "BP": next_power_of_2(num_squares),
         "EVEN_K": size % weight.block == 0, "num_warps": tile.num_warps, **early_launch(rows.device),
     }  # fmt: skip
-    launch = _launch_streamed if isinstance(tile, StreamedTile) else _launch_packed
-    launch((tiles, cdiv(num_rows, height)), arguments, rows, weight, tile)  # type: ignore[arg-type]
+    grid = tiles, cdiv(num_rows, height)
+    if isinstance(tile, StreamedTile):
+        _launch_streamed(grid, arguments, rows, weight, tile)
+    else:
+        _launch_packed(grid, {**arguments, "BESIDE": is_beside}, rows, weight, tile)
     return out, deferred
 
 
@@ -243,15 +249,20 @@ def _activated(x: InputsT, weight: TiledWeight) -> InputsT | torch.Tensor:
     return materialize(x) if is_few else x
 
 
-def linear(x: Inputs, weight: TiledWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: Inputs, weight: TiledWeight, bias: torch.Tensor | None, *, is_beside: bool = False) -> torch.Tensor:
     """The same as `reference.linear`."""
     x = _activated(x, weight)
     if isinstance(x, DeferredActivation):
         return weight.linear(x, bias)
-    tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight)
+    tile = _tile(_rows(x), weight)
     if tile is None:
         return weight.linear(materialize(x), bias)
-    return packed_linear(_inputs(x, weight), weight.stored, bias, tile)[0]
+    inputs = _inputs(x, weight)
+    return packed_linear(inputs, weight.stored, bias, tile, is_beside=is_beside and _rows(inputs) is _rows(x))[0]
+
+
+def _rows(x: Activations) -> torch.Tensor:
+    return x.rows if isinstance(x, DeferredNorm) else x
 
 
 def gated_linear(
@@ -283,4 +294,9 @@ def linear_add_norm(
     return deferred or rms_norm(total, norm_weight, eps), total
 
 
-OPS = LinearOps(linear=linear, gated_linear=gated_linear, linear_add_norm=linear_add_norm)
+OPS = LinearOps(
+    linear=linear,
+    gated_linear=gated_linear,
+    linear_add_norm=linear_add_norm,
+    linear_beside=partial(linear, is_beside=True),
+)

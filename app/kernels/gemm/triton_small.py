@@ -32,6 +32,7 @@ from app.kernels.gemm import (
     materialize,
 )
 from app.kernels.gemm.small_tiles import (
+    FEW_COLUMNS,
     LEAST_DEPTH,
     SmallTile,
     activated_tile,
@@ -85,12 +86,14 @@ def small_linear_kernel(
     p_hidden, p_slots, p_jobs, num_jobs, p_second, stride_slot, stride_tile, end_0, end_1, end_2,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, PARTS: tl.constexpr, RANKS: tl.constexpr, BR: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, LEADS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N,): x [T, K] times rows of weight [N or 2 N, K]; p_squares [T, P]: divided by the rows' RMS.
     p_hidden: low-rank products are added, of which the kernel before computes the first half, and reads x itself."""
     if EARLY and p_hidden is None:
         tl.extra.cuda.gdc_wait()
+        if LEADS:  # most of the device is the next kernel's
+            tl.extra.cuda.gdc_launch_dependents()
     o_m, o_n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
     if p_hidden is not None:
         count, b_row, b_slot, b_tile = first_jobs(o_m, T, p_slots, p_jobs, num_jobs, BR)
@@ -227,7 +230,7 @@ def small_linear(
     out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
     small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps, *arguments(low_rank),
-        P=num_squares, BP=next_power_of_2(num_squares), GATED=is_gated, ACT=activation,
+        P=num_squares, BP=next_power_of_2(num_squares), GATED=is_gated, ACT=activation, LEADS=columns <= FEW_COLUMNS,
         **constants(low_rank), **_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
