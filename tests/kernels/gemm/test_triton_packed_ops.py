@@ -198,3 +198,16 @@ def test_weights_multiplied_by_their_scales(name: str) -> None:
     tile = PackedTile(64 if ON_GPU else 32, height=32, is_wide=True)
     out, _ = packed_linear(x, weight.weight.stored, None, tile)
     assert relative_error(out, x.double().cpu() @ weight.truth.T) < 2 * TOLERANCE[DTYPES[0]]
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "4 bits", "act-order"])
+def test_a_product_beside_the_one_before_has_the_same_bits(name: str) -> None:
+    weight, ops = made(name), triton_packed_ops.OPS
+    x = torch.randn(3, weight.truth.shape[1]).to(DEVICE, DTYPES[0] if ON_GPU else torch.float16)
+    deferred, beside = DeferredNorm(x, x.float().square().sum(1, keepdim=True), EPS), ops.linear_beside
+    assert beside is not None
+    for _ in range(20 if ON_GPU else 1):
+        for given in (deferred, x):
+            before = triton_small.linear(given, torch.ones(16, x.shape[1], dtype=x.dtype, device=DEVICE), None)
+            assert torch.equal(beside(given, weight.weight, None), ops.linear(given, weight.weight, None))
+            assert bool(before.isfinite().all())
