@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -60,6 +60,10 @@ class HiddenStates:
 
     last: torch.Tensor  # [T, C] of this stage's last layer, after the final norm in the last stage
     inputs_of: Mapping[int, torch.Tensor]  # [T, C] what chosen layers read, by their number; before any norm
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> HiddenStates:
+        """The same of each of its tensors."""
+        return HiddenStates(change(self.last), {layer: change(x) for layer, x in self.inputs_of.items()})
 
 
 @dataclass(slots=True, frozen=True)

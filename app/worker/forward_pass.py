@@ -77,7 +77,7 @@ class ForwardPass:
     @property
     def captures_prompts(self) -> bool:
         """True if a step with prompts may be, too."""
-        return not self._wanted and all(layer.captures_prompts for layer in self._planned)
+        return all(layer.captures_prompts for layer in self._planned)
 
     @property
     def captures_context(self) -> bool:

@@ -7,6 +7,7 @@ its cache), the head (what ends a step), the features that follow rows, and how 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from app.platforms import platform_of
@@ -98,6 +99,9 @@ class ModelRunner:
             received = self._forward.receive(len(batch.positions))
             ctx = self._forward.context(batch.positions, batch.attention, received, batch.view.layer_inputs)
             hidden = self._forward.run(batch.input_ids, ctx)
+        elif self._head.reads_context:
+            ctx = self._forward.context(batch.positions, batch.attention, None, batch.view.layer_inputs)
+            hidden = hidden.map(torch.clone)  # the next replay writes where they are
         self._features.hidden(batch.view, hidden, parts)
         return self._head.finish(step, batch, hidden, ctx)
 

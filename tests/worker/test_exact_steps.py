@@ -21,6 +21,7 @@ from app.records.sampling_params import SamplingParams
 from app.records.step import TokenLogprobs
 from tests.engine.core_driver import KEY, Results, run
 from tests.worker.exact_models import EXACT_MODELS, MODELS
+from tests.worker.worker_driver import replay_prompts
 
 LENGTHS = (1, 5, 17, 40, 131, 150, 64, 9)
 NUM_TOKENS = 5
@@ -106,6 +107,22 @@ def test_in_chunks_of_any_size(model: str, dtype: str, chunk: int) -> None:
     assert_same(
         together(model, dtype, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))[0], alone(model, dtype)
     )
+
+
+@pytest.mark.parametrize(("model", "dtype"), SOME)
+@pytest.mark.parametrize("chunk", [512, 40])
+def test_prompts_over_static_tensors(model: str, dtype: str, chunk: int) -> None:
+    """As CUDA graphs replay them: alone, some in a step, in chunks beside rows that decode, whatever pads them."""
+    core = core_of(model, dtype, max_num_batched_tokens=chunk, max_num_seqs=32)
+    results, asked = Results(), requests()
+    try:
+        ran = replay_prompts(core.executor._worker)  # type: ignore[attr-defined]
+        for first in range(0, len(asked), 3):
+            run(core, asked[first : first + 3], results=results)
+    finally:
+        core.shutdown()
+    assert ran
+    assert_same(bits(results), alone(model, dtype))
 
 
 @pytest.mark.parametrize(("model", "dtype"), [("llama", "float32"), *SOME[1:]])

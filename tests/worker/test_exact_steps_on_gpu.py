@@ -112,6 +112,20 @@ def test_among_256_and_behind_a_cached_prefix(model: str) -> None:
         assert_same(bits(results, "again/"), {name: places[-NUM_TOKENS:] for name, places in alone(model).items()})
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_prompts_from_graphs(model: str) -> None:
+    """Alone, beside others in one step, beside rows that decode, whatever pads them."""
+    options = {"cuda_graph_prompt_tokens": 1024, "cuda_graph_sizes": (1, 8), "max_num_seqs": 24, "num_blocks": 2000}
+    with core_of(model, cuda_graphs="on", max_num_batched_tokens=700, enable_prefix_caching=False, **options) as core:
+        while core.use_idle_time():
+            pass
+        results, asked = Results(), requests()
+        for first in range(0, len(asked), 3):
+            run(core, asked[first : first + 3], results=results)
+        assert core.stats().figures["prompt_steps_replayed"] >= 6
+    assert_same(bits(results), alone(model))
+
+
 @pytest.mark.parametrize("model", SOME)
 @pytest.mark.parametrize("chunk", [33, 600])
 def test_in_chunks_and_preempted(model: str, chunk: int) -> None:

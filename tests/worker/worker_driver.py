@@ -6,6 +6,7 @@ Requests enter at once; each step gives every unfinished one its next `chunk` to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from app.worker.graphs.prompt_graphs import PromptReplays
+from app.worker.graphs.prompt_step import PromptKey, PromptStep
 from app.worker.graphs.static_step import StaticStep
 from app.worker.worker import Worker
 
@@ -57,6 +60,25 @@ def decode_statically(
         step = kind(runner._forward, runner._state, runner._features, sizes, cascade_sizes, counts, drafting=drafting)
     runner._static = step
     return step
+
+
+def replay_prompts(worker: Worker | None, most_tokens: int = 192) -> list[PromptKey]:
+    """Make a started worker compute steps with prompts as a GPU's would, without the capture; what ran."""
+    assert worker is not None
+    runner, ran = worker._runner, list[PromptKey]()
+    assert runner is not None
+    step = PromptStep(runner._forward, runner._state, most_tokens)
+
+    def run(key: PromptKey) -> None:
+        ran.append(key)
+        step.run(key)
+
+    runner._prompts = PromptReplays(step)
+    runner._prompts.replays |= {key: partial(run, key) for key in step.keys}
+    with torch.inference_mode():
+        step.pad_all(step.keys[0])
+        step.run(step.keys[0])  # as before a capture
+    return ran
 
 
 def all_logits(driver: Driver, prompt: list[int], *asks: object) -> torch.Tensor:

@@ -131,10 +131,6 @@ def refusal(config: EngineConfig, forward: ForwardPass) -> str | None:
         return "as configured"
     if config.world_size > 1:
         return "several ranks"
-    if config.speculative_config is not None:
-        return "drafts"
-    if config.is_exact:
-        return "deterministic"
     if not forward.captures_prompts:
         return "layers that plan such steps on the host"
     if config.cuda_graph_prompt_tokens == "auto" and not forward.captures_context:

@@ -80,7 +80,7 @@ class PromptStep:
         # Where the tokens of each row begin; rows that decode have one place each.
         first = torch.arange(rows + 1, dtype=torch.int32, device=state.device)
         self._starts = {kind.decodes: first.clone() for kind in KINDS}
-        self._hidden: torch.Tensor | None = None  # [most places, C], of the last run
+        self._hidden: HiddenStates | None = None  # of the most places there are, of the last run
 
     @property
     def keys(self) -> list[PromptKey]:
@@ -158,19 +158,21 @@ class PromptStep:
             rows=own.rows[: key.rows],
         )
         ctx = self._forward.context(own.positions[:width], meta)
-        hidden = self._forward.compute(own.input_ids[:width], ctx).last
+        hidden, most = self._forward.compute(own.input_ids[:width], ctx), len(own.positions)
         if self._hidden is None:  # in the run before the first is recorded
-            self._hidden = hidden.new_empty(len(own.positions), *hidden.shape[1:])
-        self._hidden[:width].copy_(hidden)
+            self._hidden = hidden.map(lambda x: x.new_empty(most, *x.shape[1:]))
+        self._hidden.last[:width].copy_(hidden.last)
+        for layer, x in hidden.inputs_of.items():
+            self._hidden.inputs_of[layer][:width].copy_(x)
 
     def hidden_of(self, key: PromptKey, batch: InputBatch) -> HiddenStates:
         """The hidden states of the step that was loaded and run."""
         assert self._hidden is not None, "a replay of what never ran"
         decodes, count = batch.attention.num_decodes, len(batch.positions)
         if key.decodes == decodes:
-            return HiddenStates(self._hidden[:count], {})
-        prompts = self._hidden[key.decodes : key.decodes + count - decodes]
-        return HiddenStates(torch.cat((self._hidden[:decodes], prompts)), {})
+            return self._hidden.map(lambda x: x[:count])
+        end = key.decodes + count - decodes
+        return self._hidden.map(lambda x: torch.cat((x[:decodes], x[key.decodes : end])))
 
 
 def _begin(meta: AttentionMetadata) -> bool:

@@ -20,6 +20,8 @@ from app.worker.rows.worker_feature import WorkerFeature
 class Head(ABC):
     """From hidden states to what goes back to the host. Used step by step, in their order."""
 
+    reads_context: bool = False  # of steps with prompts: layers of its own follow, which may keep what they are given
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -33,7 +35,7 @@ class Head(ABC):
         self, step: SchedulerOutput, batch: InputBatch, hidden: HiddenStates, ctx: ForwardContext | None
     ) -> StepResults:
         """Results of a step with these hidden states; `ctx` is what its layers were given; None: they were replayed,
-        and no drafts follow."""
+        and nobody reads it (`reads_context`)."""
 
     def empty(self, step_id: int) -> StepResults:
         """Results of a step that brings no token."""

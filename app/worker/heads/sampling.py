@@ -47,6 +47,7 @@ class SamplingHead(Head):
         self._forward = forward
         self._state = state
         self._drafting = drafting
+        self.reads_context = drafting is not None
         self._slack = slack
         self._sampler = Sampler(
             state.inputs, len(state.num_tokens), forward.vocab_size, state.device, plugins, exact=exact

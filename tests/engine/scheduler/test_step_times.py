@@ -63,7 +63,7 @@ def waits_s(max_step_s: float | None, launches_s: float = 0.0, rate: float = RAT
         while due < SECONDS and (due <= machine.now or not core.has_work()):
             machine.now, name = max(machine.now, due), f"r{len(came)}"
             came[name] = []
-            sent.append(machine.now)
+            sent.append(due)
             core.add_request(make_request(name, [rng.randrange(900) for _ in range(PROMPT)], max_tokens=OUTPUT))
             due += rng.expovariate(rate)
         for output in core.step():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,11 @@ from app.worker.graphs import cuda_graphs, prompt_graphs
 from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.prompt_graphs import PromptGraphs, refusal, waits_up_to
 from app.worker.graphs.prompt_step import PromptStep
+from tests.engine.core_driver import run
 from tests.tiny_models import tiny_model
 from tests.worker.graphs.test_cuda_graphs import FakeCuda
 from tests.worker.graphs.test_prompt_step import FAMILIES, GROUPS, runs
+from tests.worker.spec_decode.test_random_runs import DRAFTERS, engine, pool
 from tests.worker.worker_driver import Driver
 
 CPU = torch.device("cpu")
@@ -134,8 +137,6 @@ def test_only_steps_that_wait_for_the_host(
     [
         ({"cuda_graph_prompt_tokens": 0}, "as configured"),
         ({"tensor_parallel_size": 2}, "several ranks"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "drafts"),
-        ({"deterministic": "batch"}, "deterministic"),
         ({}, "layers that plan such steps on the host"),
     ],
 )
@@ -174,3 +175,24 @@ def test_replays_on_a_gpu_give_what_the_steps_give(family: str, monkeypatch: pyt
     for driver.chunk in (10_000, 48):
         assert [[run.tokens for run in driver.run(runs(group))] for group in GROUPS] == expected
     assert ran == set(prompts.step.kinds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "eagle3", "mtp", "mtp-states"])
+def test_on_a_gpu_drafts_follow_as_behind_ordinary_steps(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    model, asked = DRAFTERS[drafter](tmp_path)
+    options: dict[str, Any] = {"device": "cuda", "dtype": "float32", "cuda_graphs": "on", "max_num_batched_tokens": 64}
+    found = []
+    for most in (0, 64):
+        options["cuda_graph_prompt_tokens"] = most
+        core = engine(model, {**asked, "num_speculative_tokens": 3}, **options)
+        while core.use_idle_time():
+            pass
+        tokens, figures = run(core, pool()).tokens, core.stats().figures
+        assert (figures["prompt_steps_replayed"] > 0) == (most > 0)
+        found.append((tokens, [value for name, value in sorted(figures.items()) if "draft" in name]))
+        core.shutdown()
+    assert found[0] == found[1]

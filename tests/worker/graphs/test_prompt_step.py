@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from app.worker.graphs.prompt_graphs import PromptReplays
 from app.worker.graphs.prompt_step import KINDS, PromptKey, PromptStep, prompt_sizes
+from tests.engine.core_driver import run
 from tests.models.families.state_variants import STATE_VARIANTS
 from tests.tiny_models import tiny_model
-from tests.worker.worker_driver import Driver, Run, greedy
-
-
-def replay_prompts(driver: Driver, most_tokens: int = 192) -> list[PromptKey]:
-    """Make the driver's worker compute steps with prompts as a GPU's would, without the capture; what ran."""
-    runner, ran = driver.worker._runner, list[PromptKey]()
-    assert runner is not None
-    step = PromptStep(runner._forward, runner._state, most_tokens)
-
-    def run(key: PromptKey) -> None:
-        ran.append(key)
-        step.run(key)
-
-    runner._prompts = PromptReplays(step)
-    runner._prompts.replays |= {key: partial(run, key) for key in step.keys}
-    with torch.inference_mode():
-        step.pad_all(step.keys[0])
-        step.run(step.keys[0])  # as before a capture
-    return ran
+from tests.worker.spec_decode.test_random_runs import DRAFTERS, engine, pool
+from tests.worker.worker_driver import Driver, Run, greedy, replay_prompts
 
 
 def runs(lengths: list[int], max_tokens: int = 4, **more: Any) -> list[Run]:
@@ -59,7 +42,7 @@ def test_tokens_equal_ordinary_steps(family: str) -> None:
     name, changes = {**FAMILIES, **LATENTS}[family]
     driver = Driver(str(tiny_model(name, **changes)), num_blocks=64)
     expected = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
-    ran = replay_prompts(driver)
+    ran = replay_prompts(driver.worker)
     for driver.chunk in (10_000, 48):
         found = [[run.tokens for run in driver.run(runs(group))] for group in GROUPS]
         assert found == expected
@@ -74,7 +57,7 @@ def test_what_features_ask_for_is_there(monkeypatch: pytest.MonkeyPatch) -> None
     driver = Driver(str(tiny_model("llama")), num_blocks=64)
     asked = {"logprobs": 2, "prompt_logprobs": 1}
     expected = driver.run(runs([70, 20], **asked))
-    ran = replay_prompts(driver)
+    ran = replay_prompts(driver.worker)
     found = driver.run(runs([70, 20], **asked))
     assert ran
     for a, b in zip(expected, found, strict=True):
@@ -91,7 +74,7 @@ def test_replays_are_counted_and_forgotten() -> None:
     driver = Driver(str(tiny_model("llama")), num_blocks=64)
     runner = driver.worker._runner
     assert runner is not None
-    ran = replay_prompts(driver)
+    ran = replay_prompts(driver.worker)
     outputs, execute = [], driver.worker.execute
 
     def watched(*arguments: Any) -> Any:
@@ -127,7 +110,7 @@ def test_a_step_runs_at_the_next_larger_size() -> None:
     assert {key.decodes for key in step.keys} == {0, 16}, "of 32 rows 64 never decode"
     step.limit(128)
     assert step.keys[:3] == [PromptKey(128, 4, 16), PromptKey(128, 1), PromptKey(64, 1)]
-    ran = replay_prompts(driver, 128)
+    ran = replay_prompts(driver.worker, 128)
     driver.run(runs([65], 1))
     driver.run(runs([30, 20, 14], 1))
     driver.run(runs([100, 29], 1))  # too many
@@ -135,11 +118,27 @@ def test_a_step_runs_at_the_next_larger_size() -> None:
     assert ran == [PromptKey(128, 1), PromptKey(64, 4)]
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "mtp-states"])
+def test_drafts_follow_as_behind_ordinary_steps(drafter: str, tmp_path: Path) -> None:
+    """By what the last layer gives, what others read, and in layers of their own: as many, and as many right ones."""
+    model, asked = DRAFTERS[drafter](tmp_path)
+    found: list[tuple[dict[str, list[int]], list[float]]] = []
+    for is_replayed in (False, True):
+        core = engine(model, {**asked, "num_speculative_tokens": 3})
+        ran = replay_prompts(core.executor._worker, 64) if is_replayed else []  # type: ignore[attr-defined]
+        tokens, figures = run(core, pool()[:8]).tokens, core.stats().figures
+        found.append((tokens, [value for name, value in sorted(figures.items()) if "draft" in name]))
+        core.shutdown()
+    assert found[0] == found[1]
+    assert any(found[0][1])
+    assert ran
+
+
 def test_beside_many_rows_that_decode() -> None:
     """Prompts of one token are rows that decode: 40 and 70 of them beside a prompt in chunks."""
     driver = Driver(str(tiny_model("llama")), chunk=48, num_blocks=160, max_num_seqs=160)
     groups = [[1] * 40 + [110], [1] * 70 + [60, 50]]
     expected = [[run.tokens for run in driver.run(runs(group, 3))] for group in groups]
-    ran = replay_prompts(driver, 128)
+    ran = replay_prompts(driver.worker, 128)
     assert [[run.tokens for run in driver.run(runs(group, 3))] for group in groups] == expected
     assert {key.kind for key in ran} >= {*KINDS[3:]}

@@ -23,8 +23,7 @@ from app.records.step import NewRequest
 from app.worker.media.media import HITS, QUERIES, Media, dealt
 from tests.engine.core_driver import KEY, run
 from tests.tiny_media import judged, prompt_of, tiny_media_model
-from tests.worker.graphs.test_prompt_step import replay_prompts
-from tests.worker.worker_driver import Driver, Run, greedy
+from tests.worker.worker_driver import Driver, Run, greedy, replay_prompts
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_what_follows_the_last_picture_is_text(name: str) -> None:
     _, first = judged(name, tokens, ask, 3)
     _, second = judged(name, other, more, 3)
     driver = Driver(str(tiny_media_model(name)), max_model_len=128, num_blocks=64, chunk=5)
-    ran = replay_prompts(driver, 64)
+    ran = replay_prompts(driver.worker, 64)
     found = driver.run(
         [Run(tokens, greedy(3), asks=(ask,)), Run(other, greedy(3), asks=(more,)), Run([7] * 30, greedy(1))]
     )

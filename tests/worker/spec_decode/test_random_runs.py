@@ -30,7 +30,7 @@ from tests.tiny_models import hf_model, tiny_model
 from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
-from tests.worker.worker_driver import decode_statically
+from tests.worker.worker_driver import decode_statically, replay_prompts
 
 MAX_TOKENS, COUNT, PIECES = 14, 100, 10
 WISHES: list[dict[str, Any]] = [
@@ -103,16 +103,16 @@ def pool() -> tuple[EngineRequest, ...]:
     return tuple(made)
 
 
-def engine(model: Path, speculation: dict[str, Any] | None, *, is_static: bool = False) -> EngineCore:
-    config = EngineConfig(
-        model=str(model), device="cpu", num_threads=1, executor="in_process", max_model_len=96, block_size=4,
-        num_blocks=60, max_num_seqs=4, max_num_batched_tokens=24, max_step_s=0.0, speculative_config=speculation,
-    )  # fmt: skip
+def engine(model: Path, speculation: dict[str, Any] | None, *, is_static: bool = False, **options: Any) -> EngineCore:
+    usual = {"device": "cpu", "num_threads": 1, "executor": "in_process", "max_model_len": 96, "block_size": 4}
+    sizes = {"num_blocks": 60, "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_step_s": 0.0}
+    config = EngineConfig(model=str(model), speculative_config=speculation, **{**usual, **sizes, **options})
     executor = InProcessExecutor(config)
     core = EngineCore(config, ModelInfo.from_directory(config.model), executor, KEY)
     core.start()
     if is_static:
         decode_statically(executor._worker, [1, 2, 4])
+        replay_prompts(executor._worker, 64)
     return core
 
 
