@@ -52,6 +52,7 @@ def edit(config: dict[str, Any]) -> None:
             {"name": "single", **shared},
         ],
         "ingress": {
+            "num_replicas": 1,  # on GPUs, too
             "credit_window_tokens": 64,
             "lease_s": limits.scaled_s(4.0),
             "admin": True,
