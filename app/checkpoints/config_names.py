@@ -29,6 +29,7 @@ _PUBLISHED_WITHIN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 # Fields that only Jina's configurations of XLM-RoBERTa have, whose classes compute something else than those of that
 # name: they have names of their own here.
 _JINA, _SHARED = {"use_flash_attn", "lora_adaptations"}, "XLMRoberta"
+_JINA_COLBERT = {"HF_ColBERT": "ColBERTJinaRobertaModel"}  # as users of vLLM name it
 
 # What older families call the sizes.
 OTHER_NAMES = {
@@ -74,7 +75,8 @@ def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
     found = _renamed(config, _PUBLISHED.get(kind, {}))
     if kind == "xlm-roberta" and not _JINA.isdisjoint(config) and isinstance(config.get("architectures"), list):
         named = [str(name) for name in config["architectures"]]
-        found["architectures"] = [f"Jina{name}" if name.startswith(_SHARED) else name for name in named]
+        named = [f"Jina{name}" if name.startswith(_SHARED) else _JINA_COLBERT.get(name, name) for name in named]
+        found["architectures"] = named
     for part, names in _PUBLISHED_WITHIN.get(kind, {}).items():
         if isinstance(inner := found.get(part), Mapping):
             found[part] = _renamed(inner, names)

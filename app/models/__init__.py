@@ -225,6 +225,7 @@ POOLING_MODELS: Registry[type[PoolingModel]] = Registry(
         "BgeM3EmbeddingModel": "app.models.families.xlm_roberta:RobertaModel",
         "JinaBertModel": "app.models.families.jina_bert:JinaBertModel",  # v2 as published, as the next
         "JinaBertForMaskedLM": "app.models.families.jina_bert:JinaBertModel",
+        "ColBERTJinaRobertaModel": "app.models.families.jina_xlm_roberta:JinaXLMRobertaModel",
         "JinaForRanking": "app.models.families.jina_ranking:JinaForRanking",
         "JinaVLForRanking": "app.models.multimodal.jina_vl:JinaVLForRanking",
         "JinaXLMRobertaModel": "app.models.families.jina_xlm_roberta:JinaXLMRobertaModel",  # as published, as the next

@@ -26,7 +26,10 @@ from app.errors import UnsupportedError
 from app.records.step import Float32Array
 
 Role = Literal["query", "document"]
-STANFORD = "HF_ColBERT"  # the architecture in its config.json
+STANFORD = (
+    "HF_ColBERT",
+    "ColBERTJinaRobertaModel",
+)  # the architecture in its config.json, and Jina's over its own code
 _PACKED_AS = ("ColBERT", "MultiVectorEncoder")  # `model_type` of PyLate and of sentence-transformers
 _PUNCTUATION = tuple(string.punctuation)
 _USUAL_LENGTH = 32  # of an expanded query
@@ -126,7 +129,7 @@ def late_interaction(
     directory: Path, architecture: str, mask: Path | None, *, has_modules: bool
 ) -> LateInteraction | None:
     """The rules of a model directory, whose module of scoring masks is `mask`; None: the model compares whole texts."""
-    if architecture == STANFORD and not has_modules:
+    if architecture in STANFORD and not has_modules:
         return _of_stanford(directory)
     if architecture in PICTURED:
         return _of_pictures(directory, PICTURED[architecture])

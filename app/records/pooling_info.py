@@ -279,7 +279,7 @@ def _of_tokens(
             param="model",
         )
     denses = tuple(_dense(path, "token_embeddings") for kind, path in modules if kind == "Dense")
-    if info.architecture == STANFORD and not modules:  # whose layer lies with the encoder
+    if info.architecture in STANFORD and not modules:  # whose layer lies with the encoder
         size = stanford_size(info.directory)
         denses = (DenseInfo(info.directory, info.hidden_size, size, bias=False, activation="identity"),)
     if (own := PICTURED.get(info.architecture)) is not None:

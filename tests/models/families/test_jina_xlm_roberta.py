@@ -143,6 +143,27 @@ def test_scores_of_the_reranker(tmp_path: Path) -> None:
         np.testing.assert_allclose(score, page.linear("classifier.out_proj", pooled).sigmoid().numpy(), atol=1e-4)
 
 
+def test_vectors_of_tokens_of_jina_colbert(tmp_path: Path) -> None:
+    """Stanford's layout over Jina's encoder; tests/api/pooling/test_late_interaction compares scores of that layout."""
+    plain = {name: value for name, value in V3.items() if not name.startswith("lora_")}
+    weights = published(tmp_path, CONFIG, **{**plain, "architectures": ["HF_ColBERT"]})
+    weights = {name: tensor for name, tensor in weights.items() if "position_embeddings" not in name}
+    weights |= {"linear.weight": torch.randn(16, SIZE)}
+    save_file(weights, tmp_path / "model.safetensors")
+    marks = {"query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "attend_to_mask_tokens": True}
+    (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": 16, "query_maxlen": 32, **marks}))
+    page = Page(weights, V3)
+    with PoolingDriver(tmp_path, tokenizer=TOKENIZER, max_model_len=128) as driver:
+        late, found = driver.pooling.late, driver.pool(PROMPTS, task="token_embed")
+    assert late is not None
+    assert dict(late.marks) == {"query": "[QueryMarker] ", "document": "[DocumentMarker] "}
+    assert late.expansion is not None
+    assert late.expansion.is_seen
+    for prompt, vectors in zip(PROMPTS, found, strict=True):
+        expected = F.normalize(page.linear("linear", reference(page, torch.tensor(prompt))), dim=1)
+        np.testing.assert_allclose(vectors, expected.numpy(), atol=1e-4)
+
+
 def test_what_cannot_be(tmp_path: Path) -> None:
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_model_len": 128}
     published(tmp_path, V3, jina_task="separation")

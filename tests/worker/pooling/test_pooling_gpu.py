@@ -11,7 +11,7 @@ import pytest
 from app.offline.llm import LLM
 from tests import tiny_listwise
 from tests.hf_logprobs import prompts
-from tests.models.families import test_jina_bert, test_jina_xlm_roberta
+from tests.models.families import test_jina_bert, test_jina_xlm_roberta, test_nv_embed
 from tests.models.families.test_encoder_families import written
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
 from tests.worker.pooling.pooling_driver import PoolingDriver
@@ -73,11 +73,13 @@ def test_classes(family: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.99)])
-@pytest.mark.parametrize("name", ["albert-groups", "jina2", "jina3"])
+@pytest.mark.parametrize("name", ["albert-groups", "jina2", "jina2-programs", "jina3", "nv-embed"])
 def test_encoders_as_published(name: str, dtype: str, least: float, tmp_path: Path) -> None:
-    """ALiBi both ways, layers that are gone through twice, and weights with the adapter of a task."""
-    if name == "jina2":
-        test_jina_bert.published(tmp_path)
+    """ALiBi both ways, layers that are gone through twice, a task's adapter, attention to learned vectors."""
+    if name.startswith("jina2"):
+        test_jina_bert.published(tmp_path, **(test_jina_bert.OF_PROGRAMS if name == "jina2-programs" else {}))
+    elif name == "nv-embed":
+        test_nv_embed.published(tmp_path)
     elif name == "jina3":
         test_jina_xlm_roberta.published(tmp_path, test_jina_xlm_roberta.V3, jina_task="text-matching")
     directory = written(name)[0] if name == "albert-groups" else tmp_path
