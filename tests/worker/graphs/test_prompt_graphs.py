@@ -184,15 +184,15 @@ def test_on_a_gpu_drafts_follow_as_behind_ordinary_steps(
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     model, asked = DRAFTERS[drafter](tmp_path)
-    options: dict[str, Any] = {"device": "cuda", "dtype": "float32", "cuda_graphs": "on", "max_num_batched_tokens": 64}
+    on_gpu: dict[str, Any] = {"device": "cuda", "dtype": "float32", "cuda_graphs": "on", "block_size": 16}
     found = []
     for most in (0, 64):
-        options["cuda_graph_prompt_tokens"] = most
+        options = {**on_gpu, "max_num_batched_tokens": 64, "cuda_graph_prompt_tokens": most}
         core = engine(model, {**asked, "num_speculative_tokens": 3}, **options)
         while core.use_idle_time():
             pass
         tokens, figures = run(core, pool()).tokens, core.stats().figures
-        assert (figures["prompt_steps_replayed"] > 0) == (most > 0)
+        assert (figures.get("prompt_steps_replayed", 0) > 0) == (most > 0)
         found.append((tokens, [value for name, value in sorted(figures.items()) if "draft" in name]))
         core.shutdown()
     assert found[0] == found[1]
