@@ -39,6 +39,7 @@ _OLD_FLAGS = {
 }
 _ONE = ("LABEL_0",)
 TOKEN_HEADS = ("colbert_linear.pt", "sparse_linear.pt")
+_MEANS = ("mean", "mean_sqrt_len")  # which may leave tokens out
 _NEW_NAMES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "SpladePooling", "MultiVectorMask", "LogitScore")
 _ALONE = ("SpladePooling", "LogitScore")  # behind the transformer
@@ -169,6 +170,8 @@ class PoolingInfo:
                 f"this model does not support the task {params.task!r}; it can: {', '.join(self.tasks)}",
                 param="task",
             )
+        if params.num_skipped is not None and (params.task != "embed" or self.pooling not in _MEANS):
+            raise UnsupportedError("tokens are left out of means of texts only", param="num_skipped")
         wanted = params.dimensions
         if wanted is None:
             return
@@ -251,7 +254,7 @@ def _pooling(directory: Path) -> str:
 def _skips_prompt(directory: Path) -> bool:
     """`include_prompt: false`. UnsupportedError but for means."""
     skips = _read(directory, POOLING_FIELDS).get("include_prompt") is False
-    if skips and (pooling := _pooling(directory)) not in ("mean", "mean_sqrt_len"):
+    if skips and (pooling := _pooling(directory)) not in _MEANS:
         raise UnsupportedError(f"{directory}: include_prompt=false with the pooling {pooling!r:.80}", param="model")
     return skips
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.checkpoints.model_info import ModelInfo
 from app.errors import UnsupportedError
 from app.offline.llm import LLM
 from app.records.pooling_info import PoolingInfo
+from app.records.pooling_params import PoolingParams
 from tests.api.pooling_engines import PoolingEngines
 from tests.tiny_encoders import add_modules, texts, tiny_encoder
 
@@ -134,3 +136,8 @@ def test_only_means_leave_tokens_out(skipping: Path, tmp_path: Path) -> None:
     add_modules(tmp_path / "model", {"embedding_dimension": 48, "pooling_mode": "cls", "include_prompt": False})
     with pytest.raises(UnsupportedError, match="include_prompt=false with the pooling 'cls'"):
         PoolingInfo.of(ModelInfo.from_directory(str(tmp_path / "model")))
+    means = PoolingInfo.of(ModelInfo.from_directory(str(skipping)))
+    means.check(PoolingParams(num_skipped=2))
+    for info, task in ((means, "token_embed"), (replace(means, pooling="cls"), "embed")):
+        with pytest.raises(UnsupportedError, match="left out of means"):
+            info.check(PoolingParams(task=task, num_skipped=2))  # type: ignore[arg-type]
