@@ -29,6 +29,7 @@ RENAMED: Mapping[str, str] = {
     "--max-num-queued-reqs": "--ingress-limits-max-waiting-requests",
     "--trust-request-chat-template": "--ingress-limits-trust-request-chat-template",
     "--enable-tokenizer-info-endpoint": "--ingress-tokenizer-info",
+    "--disable-uvicorn-access-log": "--no-ingress-access-log",
     "--sse-keep-alive-interval": "--ingress-sse-keep-alive-s",
     "--shutdown-timeout": "--graceful-shutdown-timeout-s",
 }
@@ -123,7 +124,7 @@ SIZES = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes
 
 _ALWAYS = "always on"
 _NO_CODE = "a checkpoint's code is never run; the architectures of docs/models.md need none"
-_LOG = "each request is a line of the access log (docs/monitoring.md)"
+_LOG = "each request is a line of the access log; --no-ingress-access-log leaves them out"
 _MEASURED = "always told"
 
 ACCEPTED: Mapping[str, Accepted] = {
@@ -138,7 +139,6 @@ ACCEPTED: Mapping[str, Accepted] = {
     "--enable-log-requests": Accepted(_LOG),
     "--no-enable-log-requests": Accepted(_LOG),
     "--disable-log-requests": Accepted(_LOG),
-    "--disable-uvicorn-access-log": Accepted(_LOG),
     "--disable-log-stats": Accepted("figures are read from /metrics; nothing logs them"),
     "--aggregate-engine-logging": Accepted("figures are read from /metrics; nothing logs them"),
     "--use-tqdm-on-load": Accepted("a start logs its stages"),

@@ -48,6 +48,7 @@ class IngressConfig(Frozen):
         description="How requests reach the engine replicas and tokens come back: over connections of the "
         "ingress' own, or over Serve's handles, as also where no connection can be had.",
     )
+    access_log: bool = Field(True, description="Write a line for each request; faults are logged in any case.")
     admin: bool = Field(False, description="Open the administrator's routes (/debug/..., /server_info).")
     profile_directory: str | None = Field(
         None,

@@ -57,6 +57,7 @@ def create_app(
     """
     app = FastAPI(title="Manta", version=VERSION, description=_ABOUT, redoc_url=None, docs_url=None)
     app.state.sse_keep_alive_s = ingress.sse_keep_alive_s
+    app.state.has_access_log = ingress.access_log
     app.state.service_terms = ServiceTerms(admission)
     app.state.max_json_depth = limits.max_json_depth
     app.state.field_rule = FieldRule(limits.unknown_fields)

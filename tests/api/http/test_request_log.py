@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from app.api.http.auth import ApiKey, ApiKeys
 from app.api.server.app import create_app
+from app.config.ingress import IngressConfig
 from app.config.limits import RequestLimits
 from app.errors import EngineDeadError
 from app.telemetry.logging import FORMAT, JsonFormatter
@@ -53,6 +54,13 @@ def http(client: Any) -> TestClient:
 def access(lines: io.StringIO) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in lines.getvalue().splitlines()]
     return [record for record in records if record["logger"] == "manta.access"]
+
+
+def test_lines_of_requests_may_be_left_out(client: Any, logs: tuple[io.StringIO, io.StringIO]) -> None:
+    for is_written in (True, False):
+        app = create_app(client, RequestLimits(), IngressConfig(access_log=is_written))
+        assert TestClient(app).post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3}).status_code == 200
+        assert len(access(logs[1])) == 1
 
 
 def test_a_line_of_json(http: TestClient, client: Any, logs: tuple[io.StringIO, io.StringIO]) -> None:
