@@ -1,5 +1,6 @@
 """Products of few rows on a GPU: every tile of app/kernels/gemm/triton_small.py beside cuBLAS, for the linear layers of
-some models; what the table in small_tiles.py was read off.
+some models; what the table in small_tiles.py was read off. On Hopper GPUs also what app/kernels/gemm/plain.py takes for
+those that it serves (`early`).
 
     python -m benchmarks.small_linear [--rows 1 8 16 32 64 128] [--jobs 14] [--out results/small_linear.json]
 
@@ -28,9 +29,10 @@ import torch.nn.functional as F
 import triton
 
 from app.kernels.fused import triton_ops as fused
-from app.kernels.gemm import DeferredNorm
+from app.kernels.gemm import DeferredNorm, plain
 from app.kernels.gemm.small_tiles import SmallTile, deferred_tile, gated_tile, split_tile, whole_tile
 from app.kernels.gemm.triton_small import small_linear, small_linear_add
+from app.kernels.kernel_table import HOPPER
 from benchmarks.roofline import BANDWIDTH
 
 # name -> (columns, K, kind)
@@ -133,6 +135,22 @@ def library(case: Case, x: torch.Tensor, i: int) -> torch.Tensor:
     return fused.act_and_mul(out, "silu") if case.kind == "gated" else out
 
 
+def early_us(case: Case, copies: int) -> float | None:
+    """The product whose weight comes before its rows; None: this GPU has none, or not of this one."""
+    if case.kind == "whole" or not HOPPER.are_met(case.x.device):
+        return None
+    is_gated, adds = case.kind == "gated", case.kind == "add"
+    x = case.x if adds else case.deferred
+    tile = plain.plain_tile(x, case.weights[0], is_gated=is_gated, splits_up=adds)
+    if tile is None:
+        return None
+    follows = {"residual": case.residual, "norm": (case.norm, EPS)} if adds else {}
+    activation: Any = "silu" if is_gated else None
+    return graph_us(
+        lambda i: plain.plain_linear(x, case.weights[i], None, tile, activation=activation, **follows), copies
+    )
+
+
 def measure(name: str, rows: int) -> dict[str, Any]:
     """One layer and number of rows: cuBLAS and the best tiles."""
     columns, size, kind = LAYERS[name]
@@ -161,7 +179,8 @@ def measure(name: str, rows: int) -> dict[str, Any]:
     row = {
         "layer": name, "rows": rows, "floor_us": 1e6 * weight_bytes / BANDWIDTH, "cublas_us": base,
         "taken_us": base if taken is None else graph_us(partial(product, case, taken), copies),
-        "best_us": found[0][0], "best": [{"us": us, **asdict(tile)} for us, tile in found[:6]],
+        "early_us": early_us(case, copies), "best_us": found[0][0],
+        "best": [{"us": us, **asdict(tile)} for us, tile in found[:6]],
         "best_whole": [{"us": us, **asdict(tile)} for us, tile in whole[:4]],
     }  # fmt: skip
     expected = library(case, case.deferred.materialize() if kind in ("late", "gated") else case.x, 0).float()
@@ -196,7 +215,7 @@ def main() -> None:
         whole = row["best_whole"][0]["us"] if row["best_whole"] else float("nan")
         print(
             f"{name:14s} T={rows:3d} floor {row['floor_us']:6.2f} cublas {row['cublas_us']:6.2f} "
-            f"taken {row['taken_us']:6.2f} best "
+            f"taken {row['taken_us']:6.2f} early {row['early_us'] or float('nan'):6.2f} best "
             f"{row['best_us']:6.2f} ({sizes}) whole {whole:6.2f} err {row['relative_error']:.1e}",
             flush=True,
         )
