@@ -8,9 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, GatedNorm, StateStep, triton_delta_chunks
+from app.kernels.recurrent import (
+    CHUNK,
+    DeltaGates,
+    DeltaHeads,
+    GatedNorm,
+    StateStep,
+    gluon_delta_chunks,
+    gluon_delta_scan,
+    reference,
+    triton_delta_chunks,
+)
 from app.kernels.recurrent.delta_tiles import FACTORS, TILES, DeltaTiles
 from app.kernels.recurrent.gluon_delta import delta_chunks, serves
+from app.kernels.recurrent.gluon_delta_chunks import delta_chunk_gluon_kernel
+from app.kernels.recurrent.gluon_delta_scan import delta_scan_gluon_kernel
+from tests.kernels.gluon_on_cpu import OnCpu
 from tests.kernels.recurrent import cases
 from tests.kernels.recurrent.cases import CASES, Case
 
@@ -59,6 +72,28 @@ def test_room_for_the_chunks(name: str) -> None:
     assert all(0 <= number < room for number in numbers)
 
 
+@pytest.mark.parametrize("values", [64, 128], ids=["one group", "two groups"])
+@pytest.mark.parametrize("name", ["mixed", "prompts-padded", "prompts"])
+def test_meaning(name: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' arithmetic and places, on a CPU; not what depends on the GPU."""
+    monkeypatch.setattr(gluon_delta_chunks, "delta_chunk_gluon_kernel", OnCpu(delta_chunk_gluon_kernel))
+    monkeypatch.setattr(gluon_delta_scan, "delta_scan_gluon_kernel", OnCpu(delta_scan_gluon_kernel))
+    case, heads = CASES[name], DeltaHeads(1, 1, 128, values)
+    mixed, norm, gates = inputs(case, heads, torch.float16)
+    step = cases.step_of(case)
+    states = cases.states(1, values, 128, step=step)
+    truth = states.clone()
+    exact = replace(norm, gate=norm.gate.float())
+    expected = reference.OPS.gated_delta(mixed.float(), heads, gates, exact, truth, step)
+    found = run(delta_chunks, (mixed, norm, gates), heads, step, states)
+    first = step.num_short * step.short_len
+    live = slice(first, case.num_live)
+    assert found[first:].isfinite().all()
+    torch.testing.assert_close(found[live].float(), expected[live], rtol=5e-3, atol=5e-3)
+    slots = [slot for slot in step.slots.tolist()[step.num_short :] if slot >= 0]
+    torch.testing.assert_close(states[slots], truth[slots], rtol=5e-3, atol=5e-3)
+
+
 @pytest.fixture
 def hopper() -> None:
     if torch.cuda.get_device_capability()[0] != 9:
@@ -104,3 +139,18 @@ def test_beside_what_is_no_number(hopper: None) -> None:
     for tokens, row in ((slice(0, 100), 0), (slice(170, 470), 2)):
         assert torch.equal(found[tokens], beside[tokens])
         assert torch.equal(states[step.slots[row]], other[step.slots[row]])
+
+
+@pytest.mark.gpu
+def test_among_many_the_same(hopper: None) -> None:
+    """Two groups share a program where there are many; each one's bits stay."""
+    case, alone = Case([70] * 8 + [1000], [True] * 9), Case([1000], [True])
+    heads = DeltaHeads(4, 8, 128, 128)  # 144 groups
+    (mixed, norm, gates), step = inputs(case, heads), cases.step_of(case)
+    states = torch.zeros(cases.SLOTS, 8, 128, 128, device=cases.DEVICE)
+    own_states = states.clone()
+    found = run(delta_chunks, (mixed, norm, gates), heads, step, states)
+    part = slice(560, 1560)
+    own_gates = replace(gates, a=gates.a[part], b=gates.b[part])
+    own = (mixed[part], replace(norm, gate=norm.gate[part]), own_gates)
+    assert torch.equal(run(delta_chunks, own, heads, cases.step_of(alone), own_states), found[part])

@@ -1,0 +1,295 @@
+"""Runs Gluon kernels on a CPU, for what they mean: neither layouts nor what may run side by side.
+
+A kernel's functions are called with stand-ins for Gluon's: tensors are PyTorch's, shared memory is bytes, partitions of
+warps are threads, and barriers count what arrives. Copies and products are done at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from app.kernels.quick_launch import QuickKernel
+
+_PANEL = 64  # columns that lie together, of 16-bit numbers in shared memory
+_PATIENCE_S = 120.0
+
+
+class Numbers(torch.Tensor):
+    """A tensor of a kernel's: its type has a layout."""
+
+    @property
+    def type(self) -> Any:
+        return types.SimpleNamespace(layout=None)
+
+
+class Pointer:
+    """A place in a tensor, or many."""
+
+    def __init__(self, numbers: torch.Tensor, offset: Any = 0) -> None:
+        self.numbers, self.offset = numbers, offset
+        self.dtype = types.SimpleNamespace(element_ty=numbers.dtype)
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.numbers, self.offset + offset)
+
+    def __sub__(self, offset: Any) -> Pointer:
+        return Pointer(self.numbers, self.offset - offset)
+
+    def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All numbers from the tensor's first one on, which of them are meant, and where these are seen."""
+        size = self.numbers.untyped_storage().nbytes() // self.numbers.element_size()
+        flat = self.numbers.as_strided((size - self.numbers.storage_offset(),), (1,))
+        places, seen = torch.broadcast_tensors(torch.as_tensor(self.offset), torch.as_tensor(mask))
+        assert bool(((places >= 0) & (places < len(flat)) | ~seen).all()), "outside of the tensor"
+        return flat, places, seen
+
+
+class Shared:
+    """A part of shared memory. Rows of more than one panel lie panel by panel, as the copy engine leaves them."""
+
+    def __init__(self, memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], *, turned: bool = False) -> None:
+        self.memory, self.dtype, self.shape, self.turned, self.layout = memory, dtype, list(shape), turned, None
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        count = int(torch.Size(self.shape).numel())
+        return self.memory[: count * self.dtype.itemsize].view(self.dtype)
+
+    def index(self, i: Any) -> Shared:
+        assert 0 <= int(i) < self.shape[0]
+        size = int(torch.Size(self.shape[1:]).numel()) * self.dtype.itemsize
+        return Shared(self.memory[int(i) * size :], self.dtype, self.shape[1:])
+
+    def permute(self, order: Any) -> Shared:
+        return Shared(self.memory, self.dtype, self.shape, turned=not self.turned)
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+        found = Shared(self.memory, dtype, shape)
+        assert found.numbers.nbytes <= self.numbers.nbytes
+        return found
+
+    @property
+    def is_cut(self) -> bool:
+        return len(self.shape) == 2 and self.dtype.itemsize == 2 and self.shape[1] > _PANEL
+
+    def load(self, layout: Any = None) -> torch.Tensor:
+        if self.is_cut:
+            x = self.numbers.view(-1, self.shape[0], _PANEL).transpose(0, 1).reshape(self.shape)
+        else:
+            x = self.numbers.view(self.shape)
+        return (x.t() if self.turned else x).clone().as_subclass(Numbers)
+
+    def store(self, x: torch.Tensor) -> None:
+        x = x.t() if self.turned else x
+        assert (list(x.shape), x.dtype) == (self.shape, self.dtype)
+        if self.is_cut:
+            x = x.reshape(self.shape[0], -1, _PANEL).transpose(0, 1)
+        self.numbers.copy_(x.reshape(-1))
+
+
+class Barrier:
+    """Counts phases: one ends when all have arrived and all bytes that were expected."""
+
+    def __init__(self) -> None:
+        self.phase = self.count = self.missing = self.bytes = 0
+        self.changed = threading.Condition()
+
+    def change(self, *, arrivals: int = 0, num_bytes: int = 0) -> None:
+        with self.changed:
+            self.missing -= arrivals
+            self.bytes += num_bytes
+            if self.missing == self.bytes == 0:
+                self.phase, self.missing = self.phase + 1, self.count
+                self.changed.notify_all()
+
+    def wait(self, parity: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase & 1 != int(parity), _PATIENCE_S), "nothing arrives"
+
+
+class Barriers:
+    """Barriers one behind the other; alone it is the first of them."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, i: Any) -> Barrier:
+        return self.all[int(i)]
+
+
+def _one(barrier: Barrier | Barriers) -> Barrier:
+    return barrier if isinstance(barrier, Barrier) else barrier.all[0]
+
+
+def _init(barrier: Barrier | Barriers, count: int) -> None:
+    _one(barrier).count = _one(barrier).missing = count
+
+
+@dataclass
+class Copied:
+    """A tensor that the copy engine reads and writes."""
+
+    base: torch.Tensor
+    block_shape: list[int]
+    layout: Any = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+
+def _bring(desc: Copied, at: Sequence[Any], barrier: Barrier | Barriers, to: Shared) -> None:
+    assert to.shape == list(desc.block_shape)
+    found = torch.zeros(to.shape, dtype=desc.base.dtype)
+    ends = zip(at, desc.block_shape, desc.base.shape, strict=True)
+    part = desc.base[tuple(slice(int(a), min(int(a) + n, most)) for a, n, most in ends)]
+    found[tuple(slice(size) for size in part.shape)] = part
+    to.numbers.copy_(found.reshape(-1))
+    _one(barrier).change(num_bytes=-found.nbytes)
+
+
+def _take(desc: Copied, at: Sequence[Any], source: Shared) -> None:
+    assert source.shape == list(desc.block_shape)
+    ends = zip(at, desc.block_shape, strict=True)
+    desc.base[tuple(slice(int(a), int(a) + n) for a, n in ends)] = source.load().as_subclass(torch.Tensor)
+
+
+def _product(a: Any, b: Any, acc: torch.Tensor, *, use_acc: bool = True, is_async: bool = False) -> torch.Tensor:
+    first, second = (x.load() if isinstance(x, Shared) else x for x in (a, b))
+    assert first.dtype == second.dtype
+    made = first.float() @ second.float()
+    return acc + made if use_acc else made
+
+
+def _wait(outstanding: int, deps: Sequence[torch.Tensor]) -> Any:
+    return deps[0] if len(deps) == 1 else tuple(deps)
+
+
+def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared | Barriers:
+    if dtype == torch.int64:
+        return Barriers(shape[0])
+    count = int(torch.Size(shape).numel())
+    return Shared(torch.full((count * dtype.itemsize,), 255, dtype=torch.uint8), dtype, shape)  # no numbers
+
+
+def _load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> torch.Tensor:
+    flat, places, seen = pointer.places(mask)
+    return torch.where(seen, flat[torch.where(seen, places, 0)], torch.as_tensor(other).to(flat)).as_subclass(Numbers)
+
+
+def _store(pointer: Pointer, x: torch.Tensor, mask: Any = True) -> None:
+    flat, places, seen = pointer.places(mask)
+    assert x.dtype == flat.dtype
+    flat[places[seen]] = x.broadcast_to(places.shape)[seen].as_subclass(torch.Tensor)
+
+
+def _side_by_side(partitions: Sequence[tuple[Callable[..., None], Sequence[Any]]], *_: Any) -> None:
+    failures: list[BaseException] = []
+
+    def run(partition: Callable[..., None], given: Sequence[Any]) -> None:
+        try:
+            partition(*given)
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    threads = [threading.Thread(target=run, args=one, daemon=True) for one in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def _assembly(text: str, constraints: str, given: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+    assert text.startswith("ex2.approx.ftz.f32"), "no stand-in for it"
+    return torch.exp2(given[0])
+
+
+def _least(a: torch.Tensor, b: Any) -> torch.Tensor:
+    return torch.minimum(a, torch.as_tensor(b).to(a.dtype))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _language(program: Sequence[int]) -> types.SimpleNamespace:
+    """Stands in for `gl`, in one program of a grid."""
+    layouts = "NVMMASharedLayout SwizzledSharedLayout BlockedLayout SliceLayout NVMMADistributedLayout DotOperandLayout"
+    return types.SimpleNamespace(
+        **dict.fromkeys(layouts.split(), _nothing),
+        **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
+        **{name: getattr(torch, name) for name in ("exp", "log", "log2", "rsqrt", "where")},
+        constexpr=object, static_range=range, thread_barrier=_nothing, convert_layout=lambda x, layout: x,
+        program_id=lambda i: torch.tensor(program[i]).as_subclass(Numbers),
+        arange=lambda first, end, layout=None: torch.arange(first, end).as_subclass(Numbers),
+        zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype).as_subclass(Numbers),
+        full=lambda shape, x, dtype, layout=None: torch.full(shape, x, dtype=dtype).as_subclass(Numbers),
+        minimum=_least, sum=lambda x, axis: x.sum(axis), cdiv=lambda a, b: -(-a // b),
+        associative_scan=lambda x, axis, _: x.cumsum(axis), inline_asm_elementwise=_assembly,
+        load=_load, store=_store, allocate_shared_memory=_allocate, warp_specialize=_side_by_side,
+    )  # fmt: skip
+
+
+_HOPPERS = {
+    "mbarrier": types.SimpleNamespace(
+        MBarrierLayout=_nothing, init=_init, wait=lambda barrier, parity: _one(barrier).wait(parity),
+        expect=lambda barrier, num_bytes: _one(barrier).change(arrivals=1, num_bytes=num_bytes),
+        arrive=lambda barrier, count: _one(barrier).change(arrivals=count),
+    ),
+    "tma": types.SimpleNamespace(
+        async_copy_global_to_shared=_bring, async_copy_shared_to_global=_take, store_wait=_nothing
+    ),
+    "fence_async_shared": _nothing, "thread_barrier": _nothing, "warpgroup_mma": _product,
+    "warpgroup_mma_wait": _wait,
+}  # fmt: skip
+
+
+def _stand_in(function: Any, language: types.SimpleNamespace) -> Callable[..., Any]:
+    """The Python function of a kernel's, with stand-ins for what it calls."""
+    python = function.fn
+
+    def replaced(name: str, value: Any) -> Any:
+        if value is gl:
+            return language
+        if name in _HOPPERS:
+            return _HOPPERS[name]
+        if isinstance(value, gl.constexpr):
+            return value.value
+        return _stand_in(value, language) if hasattr(value, "fn") and name in python.__code__.co_names else value
+
+    known = {name: replaced(name, value) for name, value in python.__globals__.items()}
+    return types.FunctionType(python.__code__, known, python.__name__, python.__defaults__)
+
+
+class OnCpu:
+    """A kernel to launch in the place of the GPU's: `kernel[grid](*arguments, **constants_and_options)`."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.function = kernel.function if isinstance(kernel, QuickKernel) else kernel
+        self.names = set(self.function.arg_names)
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        def launch(*given: Any, **more: Any) -> None:
+            seen = [self._seen(one) for one in given]
+            constants = {name: value for name, value in more.items() if name in self.names}
+            for z, y, x in product(*(range(n) for n in reversed([*grid, 1, 1][:3]))):
+                _stand_in(self.function, _language((x, y, z)))(*seen, **constants)
+
+        return launch
+
+    @staticmethod
+    def _seen(given: Any) -> Any:
+        if isinstance(given, TensorDescriptor):
+            return Copied(given.base, list(given.block_shape))
+        return Pointer(given) if isinstance(given, torch.Tensor) else given
