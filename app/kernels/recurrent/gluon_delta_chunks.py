@@ -5,7 +5,7 @@ As in `triton_delta_chunks.py` a triangular system of a chunk is inverted by pro
 time. The GPU's copy engine (TMA) brings queries and keys into shared memory, where all products read them, and takes
 the results away. A product's first factor stays in registers, so of the inverse only second factors go through shared
 memory. Norms of queries and keys are the diagonals of their products with themselves. Triton's interpreter cannot run
-Gluon; the tests of this file need the GPU.
+Gluon: tests run what it means on a CPU (`tests/kernels/gluon_on_cpu.py`), the others need the GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from app.kernels.launch import early_launch
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import CHUNK, DeltaGates, DeltaHeads, StateStep, delta_tiles
 from app.kernels.recurrent.reference import UNIT_EPS
@@ -105,7 +106,7 @@ def inverse(b_negated, negated, blocks, others, o_row, o_column):
 def delta_chunk_gluon_kernel(
     d_mixed, d_tiles, p_a, p_b, p_a_log, p_dt_bias, p_chunks, p_rows, p_starts, p_factors, base, first_row,
     stride_a, stride_b, scale, rate_scale,
-    HK: gl.constexpr, HV: gl.constexpr, DK: gl.constexpr, EPS: gl.constexpr,
+    HK: gl.constexpr, HV: gl.constexpr, DK: gl.constexpr, EPS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Grid (HV, N): tiles and factors of a chunk (`DeltaTiles`)."""
     i_h, i_c = gl.program_id(0), gl.program_id(1)
@@ -117,6 +118,8 @@ def delta_chunk_gluon_kernel(
     COLUMN: gl.constexpr = gl.SliceLayout(0, SQUARE)
     LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # all of a chunk's tokens in each warp
     first, end = gl.load(p_chunks + 2 * i_c), gl.load(p_chunks + 2 * i_c + 1)
+    if EARLY:
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     if first < end:
         num = gl.minimum(end - first, L)
         row = gl.load(p_rows + first)
@@ -199,6 +202,7 @@ def solve_chunks(
         step.num_short * step.short_len, step.num_short, gates.a.stride(0), gates.b.stride(0), heads.key_dim**-0.5,
         gates.rate_scale,
         HK=heads.num_keys, HV=heads.num_values, DK=heads.key_dim, EPS=UNIT_EPS, num_warps=4, maxnreg=REGISTERS,
+        **early_launch(factors.device),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.launch import cdiv, next_power_of_2
+from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 from app.kernels.recurrent import GatedNorm
 
@@ -19,11 +19,14 @@ _TILE = 2048  # numbers of a program, where a group has fewer
 def gated_norm_kernel(
     p_x, p_gate, p_weight, p_out, num_tokens, stride_gate, eps,
     G: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, OF_GROUP: tl.constexpr,
-    NORMS_FIRST: tl.constexpr, SIGMOID: tl.constexpr,
+    NORMS_FIRST: tl.constexpr, SIGMOID: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of BT tokens, G)."""
     i_g = tl.program_id(1)
-    o_t, o_d = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64), tl.arange(0, BD)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    i_tile = tl.num_programs(0) - 1 - tl.program_id(0)  # from the last one on, which was written last and is in cache
+    o_t, o_d = (i_tile * BT + tl.arange(0, BT)).to(tl.int64), tl.arange(0, BD)
     m_td = (o_t < num_tokens)[:, None] & (o_d < D)[None, :]
     o_x = (o_t[:, None] * G + i_g) * D + o_d[None, :]
     b_x = tl.load(p_x + o_x, mask=m_td, other=0.0).to(tl.float32)
@@ -50,6 +53,7 @@ def write_gated_norm(x: torch.Tensor, norm: GatedNorm, out: torch.Tensor) -> Non
         x, norm.gate, norm.weight, out, num_tokens, norm.gate.stride(0), norm.eps,
         G=groups, D=size, BT=tokens, BD=tile, OF_GROUP=len(norm.weight) > size,
         NORMS_FIRST=norm.norms_first, SIGMOID=norm.sigmoid, num_warps=min(8, tokens * tile // 512),
+        **early_launch(x.device),
     )  # fmt: skip
 
 
