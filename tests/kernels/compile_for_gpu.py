@@ -43,13 +43,14 @@ from app.kernels.attention import (
     EncodedStep,
     HeadBias,
     gluon_prefill,
+    gluon_texts,
     triton_encoder,
     triton_fixed,
     triton_prefill,
     triton_tile_fp8,
 )
+from app.kernels.attention.encoder import Sight
 from app.kernels.attention.triton_encoded import encoded_kernel_for
-from app.kernels.attention.triton_encoder import Sight
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
@@ -433,6 +434,9 @@ def encoder(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     tiles, seen = torch.zeros(3, 3, dtype=torch.int32), torch.zeros(40, dtype=torch.bool)
     for window, shown in ((None, None), (65, None), (None, seen)):
         triton_encoder.launch(query, key, value, torch.empty_like(query), tiles, Sight(0.1, window, shown))
+    for sight in (Sight(0.1), Sight(0.1, is_causal=True)):
+        if not IS_AMD and gluon_texts.serves(query, key, value, sight):
+            gluon_texts.launch(query, key, value, torch.empty_like(query), tiles, sight)
 
 
 def latent_attention(dtype: torch.dtype, num_heads: int, sizes: tuple[int, int, int, int], is_fp8: bool) -> None:

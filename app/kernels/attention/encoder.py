@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from app.kernels.kernel_table import TRITON, Candidate, KernelTable
+from app.kernels.kernel_table import HOPPER, TRITON, Candidate, Kernel, KernelTable
 
 # What is added to scaled scores: of queries and keys [n, H, L, D] -> [n or 1, H, L, L].
 ScoreBias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,6 +52,29 @@ class TiledPlan(EncoderPlan):
 
     tiles: torch.Tensor  # int32 [tiles, 3]: a text's first row, its length, the tile's first token; zeros pad
 
+
+@dataclass(slots=True, frozen=True)
+class Sight:
+    """Says which keys a token sees, and how its scores are scaled."""
+
+    scale: float
+    window: int | None = None  # fewer places away, on both sides
+    seen: torch.Tensor | None = None  # bool [T]: tokens without it are no keys
+    is_causal: bool = False  # none behind the token itself
+
+
+# (query, key, value, out, tiles, sight): writes out [T, H, D] of the texts that `tiles` lists; it serves (query, key,
+# value, sight).
+TileKernel = Kernel[
+    [torch.Tensor, torch.Tensor, torch.Tensor, Sight],
+    bool,
+    Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Sight], None],
+]
+TILE_KERNELS: KernelTable[TileKernel] = KernelTable(
+    "attention within texts by tiles",
+    Candidate("app.kernels.attention.gluon_texts:KERNEL", HOPPER),
+    Candidate("app.kernels.attention.triton_encoder:KERNEL"),
+)
 
 ENCODER_PLANS: KernelTable[type[EncoderPlan]] = KernelTable(
     "attention of encoders",

@@ -61,11 +61,12 @@ def online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED: gl.constexpr, 
 @gluon.jit
 def kv_iteration(
     start_scores: gl.constexpr, j, queries, keys, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-    i_last, count, o_pos, window, factor, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, MASKED: gl.constexpr,
+    i_last, count, o_pos, window, factor, before, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of tile j (counted from the last) while the weights b_p of tile j - 1 meet their values."""
-    stage = j % STAGES
-    stage_v, phase_v = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
+    stage = (before + j) % STAGES
+    stage_v, phase_v = (before + j - 1) % STAGES, ((before + j - 1) // STAGES) & 1
     b_s = start_scores(queries, keys, stage, S_LAYOUT)
     mbarrier.wait(v_ready.index(stage_v), phase_v)
     b_acc = warpgroup_mma(b_p, v_smem.index(stage_v), b_acc, is_async=True)
@@ -75,7 +76,8 @@ def kv_iteration(
     b_weights, b_scale, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_n, o_pos, factor, MASKED, window)
     b_next = gl.convert_layout(b_weights.to(v_smem.dtype), b_p.type.layout)
     # Waiting for the next keys ends a basic block: the assembler would move the softmax behind the products' end.
-    mbarrier.wait(k_ready.index((j + 1) % STAGES), ((j + 1) // STAGES) & 1, pred=j + 1 < count)
+    following = before + j + 1
+    mbarrier.wait(k_ready.index(following % STAGES), (following // STAGES) & 1, pred=j + 1 < count)
     b_acc, b_p, b_next, b_sum = warpgroup_mma_wait(0, deps=[b_acc, b_p, b_next, b_sum])
     mbarrier.arrive(v_free.index(stage_v), count=1)
     b_acc = b_acc * gl.convert_layout(b_scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -99,10 +101,11 @@ def zero_unseen(v_part, i_n, lo, hi, LAYOUT: gl.constexpr):
 @gluon.jit
 def attend_tiles(
     start_scores: gl.constexpr, queries, keys, v_smem, k_ready, v_ready, k_free, v_free, i_last, count, num_masked,
-    num_full, o_pos, lo, hi, window, factor, LAYOUT: gl.constexpr,
+    num_full, o_pos, lo, hi, window, factor, LAYOUT: gl.constexpr, before=0,
 ):  # fmt: skip
     """Sums of `count` tiles [ROWS, D], the last of which begins at key i_last, each row's maximum and total. The first
-    num_masked tiles met, and those from num_full on, are not seen whole; keys before lo or from hi on by no row."""
+    num_masked tiles met, and those from num_full on, are not seen whole; keys before lo or from hi on by no row.
+    `before`: tiles that have gone through the ring, for a program that attends to several."""
     D: gl.constexpr = v_smem.shape[2]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -111,34 +114,35 @@ def attend_tiles(
     b_max = gl.full([ROWS], NO_MAX, gl.float32, ROW_LAYOUT)
     b_sum = gl.zeros([ROWS], gl.float32, ROW_LAYOUT)
     # The last tile: only its scores.
-    mbarrier.wait(k_ready.index(0), 0)
-    b_s = warpgroup_mma_wait(0, deps=[start_scores(queries, keys, 0, S_LAYOUT)])
-    mbarrier.arrive(k_free.index(0), count=1)
+    begin, phase = before % STAGES, (before // STAGES) & 1
+    mbarrier.wait(k_ready.index(begin), phase)
+    b_s = warpgroup_mma_wait(0, deps=[start_scores(queries, keys, begin, S_LAYOUT)])
+    mbarrier.arrive(k_free.index(begin), count=1)
     b_weights, _, b_max, b_sum = online_softmax(b_s, b_max, b_sum, i_last, o_pos, factor, True, window)
     b_p = gl.convert_layout(b_weights.to(v_smem.dtype), P_LAYOUT)
     if (i_last + KEYS > hi) | (i_last < lo):
-        mbarrier.wait(v_ready.index(0), 0)
-        zero_unseen(v_smem.index(0), i_last, lo, hi, LAYOUT)
+        mbarrier.wait(v_ready.index(begin), phase)
+        zero_unseen(v_smem.index(begin), i_last, lo, hi, LAYOUT)
     b_acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
-    mbarrier.wait(k_ready.index(1), 0, pred=count > 1)
+    mbarrier.wait(k_ready.index((before + 1) % STAGES), ((before + 1) // STAGES) & 1, pred=count > 1)
     for j in range(1, num_masked):
         b_p, b_acc, b_max, b_sum = kv_iteration(
             start_scores, j, queries, keys, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-            i_last, count, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
+            i_last, count, o_pos, window, factor, before, S_LAYOUT, O_LAYOUT, True,
         )  # fmt: skip
     for j in range(gl.maximum(num_masked, 1), num_full):
         b_p, b_acc, b_max, b_sum = kv_iteration(
             start_scores, j, queries, keys, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-            i_last, count, o_pos, window, factor, S_LAYOUT, O_LAYOUT, False,
+            i_last, count, o_pos, window, factor, before, S_LAYOUT, O_LAYOUT, False,
         )  # fmt: skip
     if window is not None:
         for j in range(gl.maximum(gl.maximum(num_masked, 1), num_full), count):
             b_p, b_acc, b_max, b_sum = kv_iteration(
                 start_scores, j, queries, keys, v_smem, k_ready, v_ready, k_free, v_free, b_p, b_acc, b_max, b_sum,
-                i_last, count, o_pos, window, factor, S_LAYOUT, O_LAYOUT, True,
+                i_last, count, o_pos, window, factor, before, S_LAYOUT, O_LAYOUT, True,
             )  # fmt: skip
     # The first tile's values.
-    stage, phase = (count - 1) % STAGES, ((count - 1) // STAGES) & 1
+    stage, phase = (before + count - 1) % STAGES, ((before + count - 1) // STAGES) & 1
     mbarrier.wait(v_ready.index(stage), phase)
     if window is not None:
         i_first = i_last - (count - 1) * KEYS

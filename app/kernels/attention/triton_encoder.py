@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from app.kernels.attention.encoder import ScoreBias, TiledPlan
+from app.kernels.attention.encoder import TILE_KERNELS, ScoreBias, Sight, TiledPlan
 from app.kernels.attention.encoder_groups import GroupPlan
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX, head_columns
+from app.kernels.kernel_table import Kernel, chosen
 from app.kernels.launch import next_power_of_2, shared_memory
 from app.kernels.quick_launch import quick_launch
 from app.platforms.to_device import to_device
@@ -37,16 +38,6 @@ class EncoderTile:
     keys: int
     num_warps: int
     num_stages: int
-
-
-@dataclass(slots=True, frozen=True)
-class Sight:
-    """Says which keys a token sees, and how its scores are scaled."""
-
-    scale: float
-    window: int | None = None  # fewer places away, on both sides
-    seen: torch.Tensor | None = None  # bool [T]: tokens without it are no keys
-    is_causal: bool = False  # none behind the token itself
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, shared_bytes: int = 227 << 10) -> EncoderTile:
@@ -180,7 +171,7 @@ class TilePlan(TiledPlan):
     """One step's texts as a list of tiles."""
 
     def __init__(self, starts: list[int], device: torch.device, *, is_causal: bool = False) -> None:
-        self._starts, self._device = starts, device
+        self._starts, self._device, self._kernels = starts, device, TILE_KERNELS.all_on(device)
         self._groups: GroupPlan | None = None
         self._is_even = len({end - start for start, end in pairwise(starts)}) == 1 and starts[1] - starts[0] >= LONG
         self.tiles = to_device(list_tiles(starts, is_causal=is_causal), device)
@@ -202,7 +193,9 @@ class TilePlan(TiledPlan):
             self._groups = self._groups or GroupPlan(self._starts, self._device)
             return self._groups.attend(query, key, value, scale, window, bias, seen, is_causal=is_causal)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        launch(query, key, value, out, self.tiles, Sight(scale, window, seen, is_causal))
+        sight = Sight(scale, window, seen, is_causal)
+        run, _ = chosen(self._kernels, query, key, value, sight)
+        run(query, key, value, out, self.tiles, sight)
         return out
 
 
@@ -210,7 +203,7 @@ class StaticPlan(TiledPlan):
     """The texts of whatever tiles lie in a tensor when the step runs; they cover its tokens."""
 
     def __init__(self, tiles: torch.Tensor) -> None:
-        self.tiles = tiles
+        self.tiles, self._kernels = tiles, TILE_KERNELS.all_on(tiles.device)
 
     def attend(
         self,
@@ -227,7 +220,9 @@ class StaticPlan(TiledPlan):
         """See EncoderPlan."""
         assert bias is None, "what is added to scores is made text by text"
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        launch(query, key, value, out, self.tiles, Sight(scale, window, seen, is_causal))
+        sight = Sight(scale, window, seen, is_causal)
+        run, _ = chosen(self._kernels, query, key, value, sight)
+        run(query, key, value, out, self.tiles, sight)
         return out
 
 
@@ -259,3 +254,10 @@ def launch(
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def _serves(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sight: Sight) -> bool:
+    return True
+
+
+KERNEL = Kernel(_serves, launch)
