@@ -12,16 +12,19 @@ import torch
 from app.config.engine import EngineConfig
 from app.distributed.parallel_groups import RankGroup
 from app.errors import ConfigError
+from app.layers.context import HiddenStates
 from app.worker.graphs import cuda_graphs, prompt_graphs
 from app.worker.graphs.graph_setup import GraphSetup
-from app.worker.graphs.prompt_graphs import PromptGraphs, refusal, waits_up_to
+from app.worker.graphs.prompt_graphs import PromptGraphs, PromptReplays, refusal, waits_up_to
 from app.worker.graphs.prompt_step import PromptStep
+from app.worker.rows.input_batch import InputBatch
 from tests.engine.core_driver import run
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 from tests.worker.graphs.test_cuda_graphs import FakeCuda
 from tests.worker.graphs.test_prompt_step import FAMILIES, GROUPS, runs
 from tests.worker.spec_decode.test_random_runs import DRAFTERS, engine, pool
-from tests.worker.worker_driver import Driver
+from tests.worker.worker_driver import Driver, replay_prompts
 
 CPU = torch.device("cpu")
 
@@ -175,6 +178,46 @@ def test_replays_on_a_gpu_give_what_the_steps_give(family: str, monkeypatch: pyt
     for driver.chunk in (10_000, 48):
         assert [[run.tokens for run in driver.run(runs(group))] for group in GROUPS] == expected
     assert ran == set(prompts.step.kinds)
+
+
+def gaps_of(driver: Driver, prompts: PromptReplays, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far the hidden states of replays are from those of ordinary steps, of the largest; as the driver runs."""
+    inside, found = prompts.hidden, list[float]()
+    assert driver.worker._runner is not None
+    forward = driver.worker._runner._forward
+
+    def both(batch: InputBatch) -> HiddenStates | None:
+        hidden = inside(batch)
+        if hidden is not None:
+            ctx = forward.context(batch.positions, batch.attention, None, batch.view.layer_inputs)
+            eager = forward.compute(batch.input_ids, ctx).last.float()
+            found.append(float((hidden.last.float() - eager).abs().max() / eager.abs().max()))
+        return hidden
+
+    monkeypatch.setattr(prompts, "hidden", both)
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_latents(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, as they are captured in, where an experts' gate would make much of a rounding: without experts."""
+    name, changes = EXPERT_VARIANTS["deepseek_v3-plain"]
+    model = str(tiny_model(name, **{**changes, "first_k_dense_replace": 99}))
+    options: dict[str, Any] = {"device": device, "dtype": "bfloat16", "max_num_seqs": 24, "num_blocks": 200}
+    on_gpu = device == "cuda"
+    driver = Driver(model, cuda_graphs="on" if on_gpu else "off", cuda_graph_prompt_tokens=192, **options)
+    while on_gpu and driver.worker.capture_next():
+        pass
+    ran = None if on_gpu else replay_prompts(driver.worker)
+    prompts = driver.worker._runner._prompts  # type: ignore[union-attr]
+    assert prompts is not None
+    found = gaps_of(driver, prompts, monkeypatch)
+    for driver.chunk in (10_000, 48):
+        for group in GROUPS:
+            driver.run(runs(group))
+    assert ran is None or len(ran) == len(found)
+    assert len(found) >= 6
+    assert max(found) < 0.03
 
 
 @pytest.mark.gpu
