@@ -72,7 +72,7 @@ def test_room_for_the_chunks(name: str) -> None:
     assert all(0 <= number < room for number in numbers)
 
 
-@pytest.mark.parametrize("values", [64, 128], ids=["one group", "two groups"])
+@pytest.mark.parametrize("values", [64, 128])
 @pytest.mark.parametrize("name", ["mixed", "prompts-padded", "prompts"])
 def test_meaning(name: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels' arithmetic and places, on a CPU; not what depends on the GPU."""
@@ -143,9 +143,9 @@ def test_beside_what_is_no_number(hopper: None) -> None:
 
 @pytest.mark.gpu
 def test_among_many_the_same(hopper: None) -> None:
-    """Two groups share a program where there are many; each one's bits stay."""
+    """What a request gives does not depend on others, bit by bit."""
     case, alone = Case([70] * 8 + [1000], [True] * 9), Case([1000], [True])
-    heads = DeltaHeads(4, 8, 128, 128)  # 144 groups
+    heads = DeltaHeads(4, 8, 128, 128)
     (mixed, norm, gates), step = inputs(case, heads), cases.step_of(case)
     states = torch.zeros(cases.SLOTS, 8, 128, 128, device=cases.DEVICE)
     own_states = states.clone()
