@@ -144,11 +144,9 @@ def early_us(case: Case, copies: int) -> float | None:
     tile = plain.plain_tile(x, case.weights[0], is_gated=is_gated, splits_up=adds)
     if tile is None:
         return None
-    follows = {"residual": case.residual, "norm": (case.norm, EPS)} if adds else {}
-    activation: Any = "silu" if is_gated else None
-    return graph_us(
-        lambda i: plain.plain_linear(x, case.weights[i], None, tile, activation=activation, **follows), copies
-    )
+    follows: dict[str, Any] = {"residual": case.residual, "norm": (case.norm, EPS)} if adds else {}
+    follows |= {"activation": "silu"} if is_gated else {}
+    return graph_us(lambda i: plain.plain_linear(x, case.weights[i], None, tile, **follows), copies)
 
 
 def measure(name: str, rows: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import torch
 import triton
@@ -59,6 +60,7 @@ from app.kernels.drafts import triton_ops as draft_ops
 from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
 from app.kernels.gemm import (
     DeferredNorm,
+    plain,
     triton_dequantize,
     triton_forms,
     triton_packed_ops,
@@ -240,6 +242,20 @@ def linear(hidden: int, attended: int, projected: int, intermediate: int) -> Non
         triton_small.linear(total, zeros(151_936, hidden), None)
     triton_small.gated_linear(zeros(128, hidden), zeros(2 * intermediate, hidden), None, "silu")
     triton_small.activated_linear(zeros(128, hidden), zeros(intermediate, hidden), None, "relu2")
+
+
+def early_linear(hidden: int, attended: int, projected: int, intermediate: int) -> None:
+    """The same of large weights, whose first blocks come before their rows, of all heights."""
+    with mock.patch.object(plain, "multiprocessors", return_value=132):
+        for rows in (1, 9, 32):
+            x, norm = zeros(rows, attended), zeros(hidden)
+            normed, total = plain.linear_add_norm(
+                x, zeros(hidden, attended), None, zeros(rows, hidden), norm, 1e-6, True
+            )
+            gated = plain.gated_linear(normed, zeros(2 * intermediate, hidden), None, "silu")
+            bias = zeros(hidden)
+            normed, _ = plain.linear_add_norm(gated, zeros(hidden, intermediate), bias, total, norm, 1e-6, True)
+            plain.linear(normed, zeros(projected, hidden), zeros(projected))
 
 
 def exact(
@@ -606,6 +622,11 @@ def all_calls() -> list[Callable[[], None]]:
         partial(experts, (128, 768, 2048), RoutingRule(8), GLU(), form=("e4m3", 128, 128)),
         gate_of_shared,
         *([] if IS_AMD else [rounded_experts]),
+        *(
+            []
+            if IS_AMD
+            else [partial(early_linear, 2560, 4096, 12_352, 9216), partial(early_linear, 2880, 4096, 16_384, 5760)]
+        ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
         *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512, 50.0)]),
     ]
@@ -712,6 +733,7 @@ def packed(form: str, size: int, group: int, *, is_zero_based: bool = False, sca
         triton_packed_ops.packed_linear(x, weight, None, tile, **how)
         deferred = DeferredNorm(x, torch.zeros(rows, 64), 1e-6)
         triton_packed_ops.packed_linear(deferred, weight, zeros(columns), tile, activation="silu")
+        triton_packed_ops.packed_linear(deferred, weight, None, tile, is_beside=True)
     if not IS_AMD and wide.serves(weight):
         for tall in (wide.WideTile(64, 3, 2), wide.WideTile(256, 2)):
             x = zeros(200, size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from app.kernels.gemm import DeferredNorm
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 from app.layers.context import BuildContext
+from app.layers.delta import Delta
 from app.layers.linear import ColumnLinear
 from app.layers.side_by_side import SideBySide
 from app.worker.attention.backend import select_attention
@@ -63,3 +66,21 @@ def test_blocks_of_fp8_beside_plain_rows(num_rows: int, is_deferred: bool, monke
     assert [one.shape[1] for one in found.products] == [FP8_ROWS, PLAIN_ROWS]
     error = (found.whole().float() - truth).norm() / truth.norm()
     assert error < 0.05, error  # activations are rounded to e4m3 where rows are many, and on a CPU
+
+
+def test_a_layer_that_may_have_adapters_has_products_of_its_own() -> None:
+    """Rows without an adapter keep their bits beside others', whether the step has such or not."""
+    cpu, groups = torch.device("cpu"), ParallelGroups(tp=RankGroup(0, 1, cast("Any", None)))
+    kernels = select_attention("torch", cpu)[0]
+    layer = ColumnLinear(BuildContext(torch.float32, cpu, 64, kernels, groups), 8, 4, bias=False)
+    x, plain = torch.randn(2, 8), layer.ops
+
+    def refuses(*_: object) -> torch.Tensor:
+        raise AssertionError
+
+    layer.weight.data.normal_()
+    layer.ops = replace(plain, linear=refuses, beside_adapters=plain)
+    with pytest.raises(AssertionError):
+        layer(x)
+    layer.delta = mock.create_autospec(Delta, is_wanted=False)
+    assert torch.equal(layer(x), F.linear(x, layer.weight))
