@@ -100,7 +100,7 @@ SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # Kernels that begin to read weights, or states, which the kernel before does not write, before they wait.
 READ_FIRST = {
     "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
-    "causal_conv_kernel", "delta_step_kernel",
+    "delta_step_kernel",
 }  # fmt: skip
 # Those that come early in steps of few requests alone.
 MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
@@ -625,7 +625,7 @@ def all_calls() -> list[Callable[[], None]]:
         *(
             []
             if IS_AMD
-            else [partial(early_linear, 2560, 4096, 12_352, 9216), partial(early_linear, 2880, 4096, 16_384, 5760)]
+            else [partial(early_linear, 2560, 4096, 12_352, 9216), partial(early_linear, 2560, 4800, 16_384, 5760)]
         ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
         *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512, 50.0)]),

@@ -11,6 +11,6 @@ MOST_REQUESTS = 8  # measured on an H200; of more, programs that wait take room 
 
 
 def early_step(device: torch.device, step: StateStep) -> dict[str, bool]:
-    """`early_launch` of a step of few requests that bring few tokens. Before `gdc_wait` a recurrence may read states:
-    the launch before it, a convolution or a projection, writes none."""
+    """`early_launch` of a step of few requests that bring few tokens. Before `gdc_wait` a delta net may read states and
+    what is said of them: the launch before it is its convolution, which waits itself and writes none of it."""
     return early_launch(device) if step.num_long == 0 and step.num_short <= MOST_REQUESTS else {"EARLY": False}

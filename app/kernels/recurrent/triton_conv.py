@@ -25,6 +25,9 @@ def causal_conv_kernel(
     ONE_EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of BT tokens, tiles of BC channels)."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)
     o_c = tl.program_id(1) * BC + tl.arange(0, BC)
     m_t, m_c = o_t < num_tokens, (o_c < C)[None, :]
@@ -32,9 +35,6 @@ def causal_conv_kernel(
     b_start = tl.load(p_starts + b_row)
     b_source = tl.load(p_sources + b_row).to(tl.int64)
     b_slot = tl.load(p_slots + b_row).to(tl.int64)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     b_total = tl.zeros([BT, BC], tl.float32)
     if p_bias is not None:
         b_total += tl.load(p_bias + o_c, mask=o_c < C, other=0.0).to(tl.float32)[None, :]
