@@ -1,7 +1,8 @@
 """Carries numbered messages of a kind over one TCP connection, without ever holding the event loop up.
 
 Each has a head of 9 bytes: the length of its content, its kind, and a number by which an answer names its question.
-What is sent in one turn of the event loop leaves in one write. Python's event loops turn Nagle's algorithm off.
+The first that is sent in a turn of the event loop leaves at once, and all others of the turn in one write at its end: a
+turn may take long where another thread holds the interpreter. Python's event loops turn Nagle's algorithm off.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class MessageStream(asyncio.Protocol):
         self._flow: asyncio.Future[None] | None = None  # while the socket's buffer is full
         self._why = "the other end closed the connection"
         self._is_ending = False
+        self._is_gathering = False  # until the end of this turn
 
     @property
     def is_open(self) -> bool:
@@ -44,12 +46,14 @@ class MessageStream(asyncio.Protocol):
         return self._transport is not None and not self._is_ending
 
     def send(self, kind: int, number: int, content: bytes) -> None:
-        """Send one message with all others of this turn; nothing where the connection has ended."""
+        """Send one message; nothing where the connection has ended."""
         if not self.is_open:
             return
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
         self._unsent += (_HEAD.pack(len(content), kind, number), content)
+        if not self._is_gathering:
+            self._flush()
+            self._is_gathering = True
+            self._loop.call_soon(self._end_turn)
 
     async def drained(self, timeout_s: float) -> None:
         """Wait while more than a buffer's fill is on its way; a connection that takes nothing for so long ends."""
@@ -125,6 +129,10 @@ class MessageStream(asyncio.Protocol):
         flow, self._flow = self._flow, None
         if flow is not None and not flow.done():
             flow.set_result(None)
+
+    def _end_turn(self) -> None:
+        self._is_gathering = False
+        self._flush()
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []

@@ -16,6 +16,7 @@ from app.deployments.replica.media_room import MediaRoom
 from app.errors import MantaError
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
+from app.structured.structured_outputs import StructuredOutputs
 
 LONG_PROMPT_TOKENS = 8192  # to check and hash more prompt tokens takes milliseconds: not on the event loop
 
@@ -45,6 +46,8 @@ class Intake:
 
         They are seen through, also when the call that brought them is cancelled.
         """
+        if all(isinstance(one, MantaError) or _grammar_of(one) is None for one in taken) and not _are_long(taken):
+            return [one if isinstance(one, MantaError) else self._add_at_once(one) for one in taken]
         adding = asyncio.ensure_future(self._add_all(taken))
         self._adding.add(adding)
         adding.add_done_callback(self._adding.discard)
@@ -56,38 +59,63 @@ class Intake:
             await asyncio.wait(self._adding)
 
     async def _add_all(self, taken: list[EngineRequest | MantaError]) -> list[MantaError | None]:
-        num_tokens = sum(one.num_known_tokens for one in taken if isinstance(one, EngineRequest))
-        is_long = num_tokens > LONG_PROMPT_TOKENS
-        began = time.monotonic()
+        is_long, began = _are_long(taken), time.monotonic()
         return [one if isinstance(one, MantaError) else await self._add(one, is_long, began) for one in taken]
 
     async def _add(self, request: EngineRequest, is_long: bool, began: float) -> MantaError | None:
+        grammar = _grammar_of(request)
+        if grammar is None and not is_long:
+            return self._add_at_once(request)
         try:
-            request = self._pixels.whole(request)
-            self._media.take(request)
-            self._pixels.keep(request)
-            work = request.work
-            grammar = work.structured_outputs if isinstance(work, SamplingParams) else None
-            if grammar is not None and not self._engine.knows_grammar(grammar):
+            request = self._with_pixels(request)
+            if grammar is None or self._engine.knows_grammar(grammar):
+                await asyncio.to_thread(self._engine.add_request, request)
+            else:
                 await self._grammar_work.run(
                     request.placement.tenant,
                     lambda: self._compile_and_add(request),
                     lambda: self._engine.abort([request.request_id]),
                     time.monotonic() - began,
                 )
-            elif grammar is not None or is_long:
-                await asyncio.to_thread(self._engine.add_request, request)
-            else:
-                self._engine.add_request(request)
         except MantaError as error:
-            self._hub.remove(request.request_id)
-            return error
+            return self._refuse(request, error)
+        self._see_added(request)
+        return None
+
+    def _add_at_once(self, request: EngineRequest) -> MantaError | None:
+        """One whose check takes microseconds: a turn of the event loop may take longer on a busy engine."""
+        try:
+            self._engine.add_request(self._with_pixels(request))
+        except MantaError as error:
+            return self._refuse(request, error)
+        self._see_added(request)
+        return None
+
+    def _with_pixels(self, request: EngineRequest) -> EngineRequest:
+        request = self._pixels.whole(request)
+        self._media.take(request)
+        self._pixels.keep(request)
+        return request
+
+    def _refuse(self, request: EngineRequest, error: MantaError) -> MantaError:
+        self._hub.remove(request.request_id)
+        return error
+
+    def _see_added(self, request: EngineRequest) -> None:
         if not self._hub.has(request.request_id):  # aborted before the engine knew of it
             self._engine.abort([request.request_id])
         self._on_added()
-        return None
 
     def _compile_and_add(self, request: EngineRequest) -> None:
         """Runs in a thread, when it is the tenant's turn; its client may have left by then."""
         if self._hub.has(request.request_id):
             self._engine.add_request(request)
+
+
+def _are_long(taken: list[EngineRequest | MantaError]) -> bool:
+    return sum(one.num_known_tokens for one in taken if isinstance(one, EngineRequest)) > LONG_PROMPT_TOKENS
+
+
+def _grammar_of(request: EngineRequest) -> StructuredOutputs | None:
+    work = request.work
+    return work.structured_outputs if isinstance(work, SamplingParams) else None

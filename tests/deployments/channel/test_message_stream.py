@@ -56,7 +56,7 @@ def test_messages_come_whole_and_in_order() -> None:
     run(main())
 
 
-def test_what_one_turn_sends_leaves_in_one_write() -> None:
+def test_what_one_turn_sends_leaves_in_two_writes() -> None:
     async def main() -> None:
         one, other = await pair()
         transport = one.stream._transport
@@ -69,14 +69,14 @@ def test_what_one_turn_sends_leaves_in_one_write() -> None:
                 writes.append(data)
 
         one.stream._transport = Counted()  # type: ignore[assignment]
-        for number in range(5):
-            one.stream.send(1, number, b"x")
-        assert not writes
-        await until(lambda: writes)
-        assert len(writes) == 1
+        for turn in range(2):
+            for number in range(5):
+                one.stream.send(1, number, b"x")
+            assert len(writes) == 2 * turn + 1  # the first message does not wait
+            await until(lambda turn=turn: len(writes) == 2 * turn + 2)
         one.stream._transport = transport
-        transport.write(writes[0])
-        await until(lambda: len(other.got) == 5)
+        transport.writelines(writes)
+        await until(lambda: [number for _, number, _ in other.got] == [*range(5), *range(5)])
         one.stream.abort("done")
 
     run(main())
