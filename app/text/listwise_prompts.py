@@ -76,4 +76,7 @@ def _passage(number: int, document: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    return text.replace(QUERY_MARK, "").replace(DOCUMENT_MARK, "")
+    """The text less its marks; a space is where what is left of it would make one."""
+    for instead in ("", " "):
+        text = text.replace(QUERY_MARK, instead).replace(DOCUMENT_MARK, instead)
+    return text
