@@ -97,6 +97,7 @@ class EventStreamResponse(Response):
         self._form = form
         self._has_begun = False
         self._has_status = False
+        self._has_ended = False
         self._last_sent = 0.0
         self._sending = asyncio.Lock()  # between the stream and its keep-alives; whoever asks first sends first
 
@@ -137,7 +138,7 @@ class EventStreamResponse(Response):
         await self._form.may_begin()
         self._last_sent = time.monotonic()
         with contextlib.suppress(ClientDisconnected):
-            while True:
+            while not self._has_ended:
                 silent_s = time.monotonic() - self._last_sent
                 if silent_s < interval_s:
                     await asyncio.sleep(interval_s - silent_s)
@@ -147,6 +148,9 @@ class EventStreamResponse(Response):
     async def _send(self, text: str, send: Send, *, is_last: bool = False) -> None:
         """Send `text`; the status goes before the first, nothing comes behind the last."""
         async with self._sending:
+            if self._has_ended:  # while a keep-alive waited for its turn
+                return
+            self._has_ended = is_last
             self._last_sent = time.monotonic()
             if not self._has_status:
                 self._has_status = True
