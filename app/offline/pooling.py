@@ -163,7 +163,9 @@ class Pooling:
     def _read(self, prompt: str, text: str, limit: int | None) -> PoolingPrompt:
         """A text that begins with a prompt, of which the model may skip the tokens."""
         made = pooling_prompts(self._model.tokenizer, [(text, None)], limit)
-        return (without_prompt(self._model.tokenizer, prompt, made) if self._info().skips_prompt else made)[0]
+        if not self._info().skips_prompt:
+            return made[0]
+        return without_prompt(self._model.tokenizer, prompt, made, "prompts")[0]
 
     def _run(
         self,

@@ -30,11 +30,16 @@ class PoolingPrompt:
         return vectors if self.kept is None else vectors[list(self.kept)]
 
 
-def without_prompt(tokenizer: Tokenizer, prompt: str, made: Sequence[PoolingPrompt]) -> list[PoolingPrompt]:
+def without_prompt(
+    tokenizer: Tokenizer, prompt: str, made: Sequence[PoolingPrompt], field: str, *, is_bare: bool = False
+) -> list[PoolingPrompt]:
     """Prompts of texts that begin with this one, whose tokens count for nothing: as many as it has by itself, less one
-    that ends texts."""
-    ids = tokenizer.encode(prompt) if prompt else []
-    count = len(ids) - (bool(ids) and ids[-1] in tokenizer.special_token_ids)
+    that ends texts. InvalidRequestError, which names the texts' `field`, where no token would count."""
+    ids = tokenizer.encode(prompt, add_special_tokens=not is_bare) if prompt else []
+    count = len(ids) - (not is_bare and bool(ids) and ids[-1] in tokenizer.special_token_ids)
+    if count and any(len(one.token_ids) <= count for one in made):
+        what = f"a text has no token behind the {count} of its prompt, which count for nothing, or is cut before"
+        raise InvalidRequestError(what, param=field)
     return [replace(one, num_skipped=count) for one in made] if count else list(made)
 
 

@@ -22,7 +22,7 @@ from app.api.pooling.run import pool, pooling_of, prompted, tokenise
 from app.api.pooling.vector_forms import VectorForm, in_form
 from app.bounds import Count, Items, Text
 from app.config.limits import RequestLimits
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.records.pooling_params import PoolingParams
 from app.records.step import Float32Array
 from app.text.prompt_size import TextRoom
@@ -148,10 +148,14 @@ async def _embedded(
     """The vector of each text, and what answers of both versions have."""
     model = find_model(client, body.model)
     prompt = pooling_of(model).prompts.of(input_type=input_type)
+    if prompt and body.truncate == "START" and pooling_of(model).skips_prompt:
+        what = "a text that loses its beginning loses its prompt, whose tokens this model leaves out"
+        raise UnsupportedError(what, param="truncate")
     field, texts = body.given()
     _check(texts, limits, field)
     pairs = [(prompt + text, None) for text in texts]
-    prompts = prompted(model, prompt, await tokenise(work_of(request), model, pairs, body.room(model, field)))
+    made = await tokenise(work_of(request), model, pairs, body.room(model, field))
+    prompts = prompted(model, prompt, made, field)
     params = PoolingParams(task="embed", dimensions=dimensions)
     answer_id = new_id("embd")
     names = {"prompt": field, "dimensions": "output_dimension"}

@@ -160,13 +160,19 @@ async def read_inputs(
     if (late := pooling_of(model).late) is not None:
         return await tokenise_late(work, model, late, texts, room, body.role())
     if body.add_special_tokens:
-        return prompted(model, prompt, await tokenise(work, model, [(text, None) for text in texts], room))
-    return prompted(model, prompt, [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)])
+        made = await tokenise(work, model, [(text, None) for text in texts], room)
+        return prompted(model, prompt, made, room.field)
+    bare = [_cut(ids, room) for ids in await encode(work, model.tokenizer, texts, False, room)]
+    return prompted(model, prompt, bare, room.field, is_bare=True)
 
 
-def prompted(model: ServedModel, prompt: str, made: list[PoolingPrompt]) -> list[PoolingPrompt]:
+def prompted(
+    model: ServedModel, prompt: str, made: list[PoolingPrompt], field: str, *, is_bare: bool = False
+) -> list[PoolingPrompt]:
     """Prompts of texts that begin with a prompt, of which a model may skip the tokens."""
-    return without_prompt(model.tokenizer, prompt, made) if pooling_of(model).skips_prompt else made
+    if not pooling_of(model).skips_prompt:
+        return made
+    return without_prompt(model.tokenizer, prompt, made, field, is_bare=is_bare)
 
 
 def _cut(token_ids: list[int], room: TextRoom) -> PoolingPrompt:

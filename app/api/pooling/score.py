@@ -145,7 +145,7 @@ async def _scores(
     query, document = pooling.prompts.first_of(QUERY), pooling.prompts.first_of(DOCUMENT)
     asking = await tokenise(work, model, [(query + text, None) for text in firsts], room)
     told = await tokenise(work, model, [(document + text, None) for text in seconds], room, asked.max_last_tokens)
-    prompts = prompted(model, query, asking) + prompted(model, document, told)
+    prompts = prompted(model, query, asking, room.field) + prompted(model, document, told, room.field)
     mixed = body.score_weights
     params = PoolingParams(task="embed", use_activation=not pooling.saturates)
     params = params if mixed is None else PoolingParams(task="all")

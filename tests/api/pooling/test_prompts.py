@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from app.checkpoints.model_info import ModelInfo
@@ -129,6 +130,41 @@ def test_tokens_of_prompts_that_count_for_nothing(http: httpx.Client, skipping: 
         offline = [one.outputs.score for one in llm.score(ASKED[0], ASKED[1:], use_tqdm=False)]
     np.testing.assert_allclose(found, judge.encode(ASKED), atol=1e-5)
     np.testing.assert_allclose(offline, scores, atol=1e-5)
+
+
+def test_tokens_of_prompts_are_counted_as_the_text_is(http: httpx.Client, skipping: Path) -> None:
+    judge = SentenceTransformer(str(skipping), device="cpu")
+    encode = judge.tokenizer
+    text = PROMPTS["query"] + ASKED[0]
+    bare, skipped = (encode(one, add_special_tokens=False)["input_ids"] for one in (text, PROMPTS["query"]))
+    with torch.inference_mode():
+        hidden = judge[0].auto_model(torch.tensor([bare])).last_hidden_state[0]
+    expected = torch.nn.functional.normalize(hidden[len(skipped) :].mean(0), dim=0)
+    asked = {"input": ASKED[:1], "input_type": "query", "add_special_tokens": False}
+    np.testing.assert_allclose(vectors(http, model="skipping", **asked)[0], expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"], "truncate_prompt_tokens": 4}, "input"),
+        ("/v1/embeddings", {"input": "", "add_special_tokens": False}, "input"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 4}, "text_2"),
+        ("/v2/embed", {"texts": ["a"], "max_tokens": 4}, "texts"),
+        ("/v2/embed", {"texts": ["a"], "truncate": "START"}, "truncate"),
+    ],
+)
+def test_a_text_of_which_nothing_would_count_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    kind = {} if path == "/v1/score" else {"input_type": "search_query"}
+    answer = http.post(path, json={"model": "skipping", **kind, **body})
+    assert answer.status_code == 400, answer.text
+    assert param in answer.text
+    whole = {name: value for name, value in body.items() if name not in ("truncate_prompt_tokens", "max_tokens")}
+    whole |= {"truncate": "END"} if "truncate" in body else {}
+    whole |= {"input": "a"} if body.get("input") == "" else {}
+    assert http.post(path, json={"model": "skipping", **kind, **whole}).status_code == 200
 
 
 def test_only_means_leave_tokens_out(skipping: Path, tmp_path: Path) -> None:
