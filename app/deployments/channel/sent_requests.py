@@ -1,7 +1,8 @@
 """Writes requests and the refusals of them as msgpack, and reads them: no objects are read off a socket.
 
-Requests of one message that share a prompt bring it once, and share the list where they arrive. A request that brings
-pixels, a sound, or anything that stands in no table here has no such form.
+What requests of one message share - a prompt, its `work`, a record in `asks` - comes once, is read once, and is shared
+where they arrive: `n` choices cost little more than one. A request that brings pixels, a sound, or anything that stands
+in no table here has no such form.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from app.structured.reasoning import ReasoningSpan
 
 MAX_REQUESTS_BYTES = 64 << 20  # of one message; longer ones take another way
 
-_WORK = (SamplingParams, PoolingParams)
+Work = SamplingParams | PoolingParams
+
+_WORK: tuple[type[Work], ...] = (SamplingParams, PoolingParams)
 # Append only: the index of a type is its name.
 _ASKS = (
     *(AdapterAsk, AlignmentAsk, BadWords, Bundle, ExpandedQuery),
@@ -44,23 +47,24 @@ _REFUSALS: dict[str, type[MantaError]] = {
 
 
 class _Request(msgspec.Struct, array_like=True):
-    """An EngineRequest, field by field, for a stream."""
+    """An EngineRequest, field by field, for a stream. `prompt`, `work` and `asks` are places in the message's lists."""
 
     stream_id: str
-    prompt: int  # its index among those of the message
+    prompt: int
     request_id: str
-    work_kind: int
-    work: dict[str, Any]  # what was set
+    work: int
     choice_index: int
     placement: Placement
     arrival_time: float
-    asks: list[tuple[int, msgspec.Raw]]
+    asks: list[int]
     output_token_ids: list[int]
     settled_by: bytes
 
 
 class _Requests(msgspec.Struct, array_like=True):
     prompts: list[list[int]]
+    works: list[tuple[int, dict[str, Any]]]  # kind, and what was set
+    asks: list[tuple[int, msgspec.Raw]]
     requests: list[_Request]
 
 
@@ -71,6 +75,21 @@ class _Refusal(msgspec.Struct, array_like=True):
     retry_after_s: float | None = None
 
 
+class _Shared:
+    """Lists things, each once, by identity: it keeps them alive."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def place(self, thing: object) -> int:
+        """Its place in the list, where it is put if it is not there yet."""
+        place = self._places.setdefault(id(thing), len(self.things))
+        if place == len(self.things):
+            self.things.append(thing)
+        return place
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_requests = msgspec.msgpack.Decoder(_Requests).decode
 _decode_refusals = msgspec.msgpack.Decoder(list[_Refusal | None]).decode
@@ -78,16 +97,26 @@ _decode_refusals = msgspec.msgpack.Decoder(list[_Refusal | None]).decode
 
 def encode_requests(requests: list[tuple[str, EngineRequest]]) -> bytes | None:
     """Msgpack bytes of requests with their stream ids; None where one of them has no such form."""
-    prompts: dict[int, list[int]] = {}  # by identity: who asks keeps the lists alive
-    places: dict[int, int] = {}
-    sent = []
+    prompts, works, asks = _Shared(), _Shared(), _Shared()
+    sent = [
+        _Request(
+            stream_id,
+            prompts.place(one.prompt_token_ids),
+            one.request_id,
+            works.place(one.work),
+            one.choice_index,
+            one.placement,
+            one.arrival_time,
+            [asks.place(ask) for ask in one.asks],
+            one.output_token_ids,
+            one.settled_by,
+        )
+        for stream_id, one in requests
+    ]
     try:
-        for stream_id, one in requests:
-            prompt = one.prompt_token_ids
-            place = places.setdefault(id(prompt), len(places))
-            prompts[place] = prompt
-            sent.append(_sent(stream_id, one, place))
-        data = _encode(_Requests([*prompts.values()], sent))
+        sent_works = [(_WORK.index(type(work)), work.model_dump(exclude_unset=True)) for work in works.things]
+        sent_asks = [(_ASK_INDEX[type(ask)], msgspec.Raw(_encode(ask))) for ask in asks.things]
+        data = _encode(_Requests(prompts.things, sent_works, sent_asks, sent))
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
         return None
     return data if len(data) <= MAX_REQUESTS_BYTES else None
@@ -97,7 +126,9 @@ def decode_requests(data: bytes) -> list[tuple[str, EngineRequest]]:
     """The requests with their stream ids. ValueError when these are no such bytes, or hold what is not known here."""
     try:
         message = _decode_requests(data)
-        return [(one.stream_id, _read(one, message.prompts)) for one in message.requests]
+        works = [_WORK[kind].model_validate(work) for kind, work in message.works]
+        asks = [_ASK_DECODERS[kind].decode(ask) for kind, ask in message.asks]
+        return [(one.stream_id, _read(one, message.prompts, works, asks)) for one in message.requests]
     except (msgspec.MsgspecError, ValidationError, IndexError, MantaError) as error:
         raise ValueError(f"requests that cannot be read: {error}") from error
 
@@ -112,33 +143,15 @@ def decode_refusals(data: bytes) -> list[MantaError | None]:
     return [None if one is None else _error(one) for one in _decode_refusals(data)]
 
 
-def _sent(stream_id: str, one: EngineRequest, prompt: int) -> _Request:
-    """KeyError or ValueError where a part of it stands in no table."""
-    asks = [(_ASK_INDEX[type(ask)], msgspec.Raw(_encode(ask))) for ask in one.asks]
-    return _Request(
-        stream_id,
-        prompt,
-        one.request_id,
-        _WORK.index(type(one.work)),
-        one.work.model_dump(exclude_unset=True),
-        one.choice_index,
-        one.placement,
-        one.arrival_time,
-        asks,
-        one.output_token_ids,
-        one.settled_by,
-    )
-
-
-def _read(one: _Request, prompts: list[list[int]]) -> EngineRequest:
+def _read(one: _Request, prompts: list[list[int]], works: list[Work], asks: list[object]) -> EngineRequest:
     return EngineRequest(
         one.request_id,
         prompts[one.prompt],
-        _WORK[one.work_kind].model_validate(one.work),
+        works[one.work],
         one.choice_index,
         one.placement,
         one.arrival_time,
-        tuple(_ASK_DECODERS[index].decode(ask) for index, ask in one.asks),
+        tuple(asks[place] for place in one.asks),
         one.output_token_ids,
         one.settled_by,
     )

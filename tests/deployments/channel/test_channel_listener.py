@@ -204,7 +204,7 @@ def test_strangers_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "sent",
     [
-        message(Kind.SUBMIT, b"\x92\x90\x90"),  # before the channel
+        message(Kind.SUBMIT, b"\x94\x90\x90\x90\x90"),  # before the channel
         OPEN + OPEN,
         message(Kind.OPEN, b"no opening"),
         OPEN + message(99, b""),
@@ -234,7 +234,7 @@ def test_requests_that_cannot_be_read_are_told_and_end_nothing() -> None:
         replica, listener, address = await listening()
         peer = await Peer().connect(address)
         await peer.greet()
-        peer.send(OPEN, message(Kind.SUBMIT, b"\x80\x04N.", 5), message(Kind.SUBMIT, b"\x92\x90\x90", 6))
+        peer.send(OPEN, message(Kind.SUBMIT, b"\x80\x04N.", 5), message(Kind.SUBMIT, b"\x94\x90\x90\x90\x90", 6))
         got = [await peer.receive() for _ in range(3)]
         assert sorted(got) == [(Kind.FRAME, 0, b"first"), (Kind.ANSWER, 6, b"\x90"), (Kind.UNREADABLE, 5, b"")]
         assert replica.asked == ["open c i r", "submit"]

@@ -113,6 +113,23 @@ def test_a_prompt_travels_once() -> None:
     assert read[8].prompt_token_ids == [1]
 
 
+def test_so_does_what_its_choices_share() -> None:
+    schema = {"properties": {f"k{i}": {"enum": ["a", "b"]} for i in range(1000)}}
+    work = SamplingParams(
+        structured_outputs=StructuredOutputs(json=schema), allowed_token_ids=tuple(range(5000)), n=128
+    )
+    words, prompt = BadWords(tuple((i, i + 1) for i in range(1000))), [1]
+    choices = [EngineRequest(f"r-{i}", prompt, work, i, asks=(words, ThinkingBudget(i, (), (2,)))) for i in range(128)]
+    one, all_of = encode_requests([("0", choices[0])]), encode_requests([(str(i), c) for i, c in enumerate(choices)])
+    assert one is not None
+    assert all_of is not None
+    assert len(all_of) < 2 * len(one)
+    read = there_and_back(*choices, EngineRequest("other", [1], SamplingParams(n=2)))
+    assert all(request.work is read[0].work and request.asks[0] is read[0].asks[0] for request in read[:128])
+    assert read[:128] == choices
+    assert read[128].work == SamplingParams(n=2)
+
+
 class OwnParams(SamplingParams):
     """Of a dialect."""
 
@@ -147,16 +164,20 @@ def test_what_cannot_be_read_is_told() -> None:
     request = EngineRequest("r", [1], SamplingParams(max_tokens=3), asks=(ExpandedQuery(1),))
     data = encode_requests([("0", request)])
     assert data is not None
-    prompts, ((*head, work_kind, work, choice, place, when, _, output, mark),) = msgspec.msgpack.decode(data)
+    usual = [prompts, works, asks, (request_fields,)] = msgspec.msgpack.decode(data)
+    assert decode_requests(msgspec.msgpack.encode(usual)) == [("0", request)]
     for changed in (
-        [*head, 9, work, choice, place, when, [], output, mark],
-        [*head, work_kind, {"max_tokens": "many"}, choice, place, when, [], output, mark],
-        [*head, work_kind, {"no_such_field": 1}, choice, place, when, [], output, mark],
-        [*head, work_kind, work, choice, place, when, [[99, {}]], output, mark],
-        [*head, work_kind, work, choice, place, when, [[4, {"num_seen": "x"}]], output, mark],
+        [prompts, [[9, {"max_tokens": 3}]], asks, [request_fields]],
+        [prompts, [[0, {"max_tokens": "many"}]], asks, [request_fields]],
+        [prompts, [[0, {"no_such_field": 1}]], asks, [request_fields]],
+        [prompts, works, [[99, {}]], [request_fields]],
+        [prompts, works, [[4, {"num_seen": "x"}]], [request_fields]],
+        [[], works, asks, [request_fields]],
+        [prompts, [], asks, [request_fields]],
+        [prompts, works, [], [request_fields]],
     ):
         with pytest.raises(ValueError, match="cannot be read"):
-            decode_requests(msgspec.msgpack.encode([prompts, [changed]]))
+            decode_requests(msgspec.msgpack.encode(changed))
     with pytest.raises(ValueError, match="cannot be read"):
         decode_requests(b"\x80\x04N.")
 
