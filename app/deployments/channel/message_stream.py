@@ -17,7 +17,10 @@ import msgspec
 _HEAD = struct.Struct("<IBI")
 MAX_CONTENT_BYTES = (1 << 32) - 1  # that a head can name
 _BUFFER_BYTES = 1 << 20  # on their way into the socket, beyond which who sends may wait for the other end
-_FAREWELL_S = 2.0  # the other end has so long to close, once it was told that nothing more comes
+# Once the other end was told that nothing more comes, it is left when it has taken nothing at so many looks: not at
+# one, as a turn of this loop may take longer than all of them should.
+_FAREWELL_LOOKS = 8
+_LOOK_S = 0.5
 
 OnMessage = Callable[[int, int, bytes], None]
 OnEnd = Callable[[str], None]
@@ -73,7 +76,7 @@ class MessageStream(asyncio.Protocol):
         self._why = "this end closed the connection"
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
-        self._loop.call_later(_FAREWELL_S, self._transport.abort)
+        self._loop.call_later(_LOOK_S, self._look, self._transport.get_write_buffer_size(), 0)
 
     def abort(self, why: str) -> None:
         """Drop the connection now; what is on its way may be lost."""
@@ -129,6 +132,17 @@ class MessageStream(asyncio.Protocol):
         flow, self._flow = self._flow, None
         if flow is not None and not flow.done():
             flow.set_result(None)
+
+    def _look(self, num_queued: int, num_idle: int) -> None:
+        """Leave the other end at the last of the looks at which the queue is as long as it was."""
+        if self._transport is None:
+            return
+        still_queued = self._transport.get_write_buffer_size()
+        num_idle = num_idle + 1 if still_queued == num_queued else 0
+        if num_idle == _FAREWELL_LOOKS:
+            self._transport.abort()
+        else:
+            self._loop.call_later(_LOOK_S, self._look, still_queued, num_idle)
 
     def _end_turn(self) -> None:
         self._is_gathering = False

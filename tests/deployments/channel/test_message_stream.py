@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from app.deployments.channel import message_stream
@@ -109,7 +111,9 @@ def test_so_does_one_that_is_refused() -> None:
     run(main())
 
 
-def test_what_was_sent_before_the_end_arrives() -> None:
+def test_what_was_sent_before_the_end_arrives(monkeypatch: Any) -> None:
+    monkeypatch.setattr(message_stream, "_LOOK_S", limits.patience_s())
+
     async def main() -> None:
         one, other = await pair(max_bytes=1 << 24)
         other.stream.send(1, 0, b"on its way to one who reads no more")
@@ -124,7 +128,7 @@ def test_what_was_sent_before_the_end_arrives() -> None:
 
 
 def test_an_end_that_nobody_answers_comes_all_the_same(monkeypatch: Any) -> None:
-    monkeypatch.setattr(message_stream, "_FAREWELL_S", 0.01)
+    monkeypatch.setattr(message_stream, "_LOOK_S", 0.01)
 
     async def main() -> None:
         end = End()
@@ -135,6 +139,44 @@ def test_an_end_that_nobody_answers_comes_all_the_same(monkeypatch: Any) -> None
             await until(lambda: end.ended)
             assert silent.fileno() >= 0
         server.close()
+
+    run(main())
+
+
+def test_an_end_waits_as_long_as_the_other_end_takes_something() -> None:
+    looks: list[Callable[[], None]] = []
+
+    class Loop:
+        def call_later(self, delay: float, look: Callable[..., None], *about: Any) -> None:
+            looks.append(partial(look, *about))
+
+    class Transport:
+        queued = 9
+        is_dropped = False
+
+        def set_write_buffer_limits(self, high: int) -> None: ...
+
+        def can_write_eof(self) -> bool:
+            return False
+
+        def get_write_buffer_size(self) -> int:
+            return self.queued
+
+        def abort(self) -> None:
+            self.is_dropped = True
+
+    async def main() -> None:
+        end, transport = End(), Transport()
+        end.stream._loop = Loop()  # type: ignore[assignment]
+        end.stream.connection_made(transport)  # type: ignore[arg-type]
+        end.stream.end()
+        for transport.queued in range(8, 0, -1):
+            for _ in range(message_stream._FAREWELL_LOOKS):  # at the first something had left
+                looks.pop()()
+                assert not transport.is_dropped
+        looks.pop()()
+        assert transport.is_dropped
+        assert not looks
 
     run(main())
 
