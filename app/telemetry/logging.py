@@ -18,7 +18,7 @@ from app.errors import ConfigError
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FORMATS = ("text", "json")
-FIELDS = "manta_fields"  # the attribute of a record whose call returns further members of its JSON object
+FIELDS = "manta_fields"  # the attribute of a record that holds further members of its JSON object, in Ray's JSON too
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,8 +35,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        fields = getattr(record, FIELDS, dict)
-        return json.dumps(line | fields(), ensure_ascii=False, default=str)
+        return json.dumps(line | getattr(record, FIELDS, {}), ensure_ascii=False, default=str)
 
 
 def log_formatter() -> logging.Formatter:

@@ -64,7 +64,7 @@ def end_record(record: RequestRecord, scope: Scope, status: int, *, is_counted: 
     if getattr(app_state, "has_access_log", True) and access_log.isEnabledFor(logging.INFO):
         path = quote(record.path[:MAX_PATH_CHARS], SAFE_IN_PATHS)  # as it came: decoded, it may hold ends of lines
         line = (record.method, path, status, elapsed_s * 1e3, record.request_id)
-        access_log.info("%s %s %d %.1f ms %s", *line, extra={FIELDS: record.log_fields})
+        access_log.info("%s %s %d %.1f ms %s", *line, extra={FIELDS: record.log_fields()})
     http_metrics: HttpMetrics | None = getattr(app_state, "http_metrics", None)
     if http_metrics is not None and is_counted:
         http_metrics.count(scope, status, elapsed_s)

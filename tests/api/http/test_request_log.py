@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray._common.formatters import JSONFormatter
 from starlette.testclient import TestClient
 
 from app.api.http.auth import ApiKey, ApiKeys
@@ -85,6 +86,17 @@ def test_a_line_of_json(http: TestClient, client: Any, logs: tuple[io.StringIO, 
     assert line["ttft_s"] == 0.25
     assert line["e2e_s"] > 0
     assert line["tenant"] not in (None, "acme")
+
+
+def test_a_line_of_rays_json(http: TestClient, logs: tuple[io.StringIO, io.StringIO]) -> None:
+    """Where Serve's own files hold JSON, its formatter writes our lines."""
+    (handler,) = (one for one in logging.getLogger().handlers if getattr(one, "stream", None) is logs[1])
+    handler.setFormatter(JSONFormatter())
+    assert http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3}).status_code == 200
+    records = [json.loads(line) for line in logs[1].getvalue().splitlines()]
+    (line,) = [record for record in records if record["message"].startswith("POST /v1/completions 200 ")]
+    assert line["manta_fields"]["status"] == 200
+    assert line["message"].endswith(line["manta_fields"]["request_id"])
 
 
 def test_nothing_of_clients_is_logged(http: TestClient, client: Any, logs: tuple[io.StringIO, io.StringIO]) -> None:
