@@ -7,6 +7,7 @@ function that `HOOK` names for middleware before it starts the server; middlewar
 
 from __future__ import annotations
 
+from ray.serve._private.constants import RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD as HAS_OWN_THREAD
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,18 +38,20 @@ def prepare() -> list[Middleware]:
     """Have uvicorn speak HTTP and websockets our way; returns the middleware that Serve puts before its own."""
     HTTP_PROTOCOLS["auto"] = _HTTP
     WS_PROTOCOLS["auto"] = _WEBSOCKETS
-    return [Middleware(ClientHeaders)]
+    return [Middleware(ClientHeaders, is_watched=HAS_OWN_THREAD)]
 
 
 class ClientHeaders:
     """Drops headers whose value Serve cannot read, and gives a request one id that can be echoed.
 
     Serve runs a task and a queue for each request to see that its client leaves. Where the application sees that
-    itself, Serve is told not to.
+    itself, Serve is told not to, unless each client `is_watched`: Serve then hands on what uvicorn itself receives,
+    which wakes nobody in the loop of another thread.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, is_watched: bool) -> None:
         self._app = app
+        self._unwatched = frozenset() if is_watched else BUSY_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -57,7 +60,7 @@ class ClientHeaders:
             scope["headers"] = [pair for pair in scope["headers"] if _is_readable(*pair)]
             headers = MutableHeaders(scope=scope)
             headers[_ID] = new_request_id(given)
-            if scope.get("path") in BUSY_PATHS:
+            if scope.get("path") in self._unwatched:
                 headers[_UNWATCHED[0]] = _UNWATCHED[1]
         await self._app(scope, receive, send)
 

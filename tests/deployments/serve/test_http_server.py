@@ -29,7 +29,7 @@ from app.api.http.json_response import JSONResponse
 from app.api.server.app import create_app
 from app.config.limits import RequestLimits
 from app.deployments.app import build
-from app.deployments.serve import websocket_protocol
+from app.deployments.serve import http_server, websocket_protocol
 from app.deployments.serve.http_server import HOOK, prepare
 from tests import limits
 from tests.api.conftest import ScriptedClient, served, write_model
@@ -129,8 +129,13 @@ def test_headers_that_serve_reads_may_hold_any_bytes(name: str) -> None:
     run(check())
 
 
+@pytest.mark.parametrize("has_own_thread", [False, True])
 @pytest.mark.parametrize(("path", "others"), [("/v1/embeddings", {"a": "1"}), ("/x", {"a": "1", UNWATCHED: "?0"})])
-def test_serve_watches_no_client_of_a_busy_path(path: str, others: dict[str, str]) -> None:
+def test_serve_watches_no_client_of_a_busy_path(
+    monkeypatch: pytest.MonkeyPatch, path: str, others: dict[str, str], has_own_thread: bool
+) -> None:
+    """But where the application runs in a thread of its own, it watches all: it hands on only then what wakes that."""
+    monkeypatch.setattr(http_server, "HAS_OWN_THREAD", has_own_thread)
     seen: list[bool] = []
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,8 +143,8 @@ def test_serve_watches_no_client_of_a_busy_path(path: str, others: dict[str, str
 
     (middleware,) = prepare()
     scope = {"type": "http", "path": path, "headers": [(n.encode(), v.encode()) for n, v in others.items()]}
-    run(middleware.cls(inner)(scope, None, None))  # type: ignore[arg-type, call-arg]
-    assert seen == [path == "/v1/embeddings"]
+    run(middleware.cls(inner, **middleware.kwargs)(scope, None, None))  # type: ignore[arg-type]
+    assert seen == [path == "/v1/embeddings" and not has_own_thread]
     assert others.items() <= {name.decode(): value.decode() for name, value in scope["headers"]}.items()
 
 
