@@ -28,7 +28,7 @@ from app.text.listwise_prompts import ListwiseAsk, listwise_prompts
 from app.text.pooling_prompt import PoolingPrompt, pooling_prompts, templated_prompts, without_prompt
 from app.text.served_model import ServedModel
 
-MADE_FOR_EACH = 8  # requests for each that goes out
+MADE_FOR_EACH = 2  # requests for each that goes out
 
 
 class Pooling:
@@ -54,13 +54,14 @@ class Pooling:
     ) -> list[PoolingRequestOutput[OutputT]]:
         """Gives what `make` makes of each prompt's result ([E], [T, E] or [classes]), in their order; `params` are
         those of `task` when not given."""
+        self._info()  # a model that generates is no prompt's fault
         params = params or PoolingParams(task=task)
         if params.task != task:
             raise InvalidRequestError(f"pooling_params: task is {params.task!r}, not {task!r}", param="pooling_params")
         limit = self._limit(truncate_prompt_tokens)
         with set_aside():
             given = as_list(prompts)
-            return self._run_each((self._parse(one, limit) for one in given), len(given), params, use_tqdm, make)
+            return self._run_each(self._parsed(given, limit), len(given), params, use_tqdm, make)
 
     def score(
         self,
@@ -145,9 +146,14 @@ class Pooling:
             raise InvalidRequestError("must be -1 or at least 1", param="truncate_prompt_tokens")
         return most if truncate_prompt_tokens == -1 else min(most, truncate_prompt_tokens)
 
+    def _parsed(self, prompts: Sequence[Prompt], limit: int | None) -> Iterator[PoolingPrompt]:
+        for i, prompt in enumerate(prompts):
+            with at_prompt(i):
+                parsed = self._parse(prompt, limit)
+            yield parsed
+
     def _parse(self, prompt: Prompt, limit: int | None) -> PoolingPrompt:
         if has_media(prompt):
-            self._info()
             if limit is not None:
                 raise UnsupportedError("a prompt with pictures or sounds is not cut", param="truncate_prompt_tokens")
             shown = self._encoder.encoded(prompt)
@@ -212,8 +218,8 @@ class Pooling:
 
 
 def _ahead(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:
-    """The same. For each that goes out several are made, which checks them: so one at fault is found long before its
-    turn, and the device waits for the first few alone."""
+    """The same. For each that goes out one more is made, which checks it: so one at fault is found halfway to its turn,
+    and until then requests are made while the device computes others."""
     ready: deque[EngineRequest] = deque()
     while True:
         ready.extend(islice(requests, MADE_FOR_EACH))

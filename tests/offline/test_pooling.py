@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 
 from app.errors import InvalidRequestError, PromptTooLongError, UnsupportedError
 from app.offline.llm import LLM
+from app.offline.pooling import _ahead
 from app.records.pooling_params import PoolingParams
 from tests.tiny_encoders import hf_encoder, texts, tiny_encoder
 from tests.tiny_late_models import written
@@ -74,6 +76,26 @@ def test_a_prompt_at_fault_behind_many(embed: LLM) -> None:
         embed.embed([*([[5, 6, 7]] * 300), [10**9]], use_tqdm=False)
     assert len(embed.embed(TEXTS, use_tqdm=False)) == len(TEXTS)
     assert embed.embed([], use_tqdm=False) == []
+
+
+@pytest.mark.parametrize("wrong", [5, {"text": "a"}])
+def test_a_prompt_of_a_wrong_form_is_named(embed: LLM, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompts\[30\]: "):
+        embed.embed([*(["a"] * 30), wrong, "a"], use_tqdm=False)
+
+
+def test_a_prompt_is_made_beside_each_that_goes_out() -> None:
+    made: list[int] = []
+
+    def requests() -> Iterator[Any]:
+        for i in range(100):
+            made.append(i)
+            yield i
+
+    taken = _ahead(requests())
+    for num_taken in range(1, 101):
+        assert next(taken) == num_taken - 1
+        assert len(made) == min(2 * num_taken, 100)
 
 
 def test_what_a_model_cannot_do_is_refused(embed: LLM) -> None:
