@@ -52,7 +52,7 @@ class Linear(AdaptedLayer):
         self.packed: PackedWeight | None = None
         self.products: tuple[Callable[[Inputs], torch.Tensor], ...] = ()  # of weights that are stored unlike
         self.packed_ops: LinearOps[Any] | None = None  # None: what follows its product is a launch of its own
-        self.is_streamed = False  # where it is, it cannot be packed
+        self.is_streamed = False  # where it is, it cannot be packed, and steps write it
         self.sums_up = False  # over ranks, each of which has a share of the input
         self.device, self.ops = ctx.device, ctx.kernels(LINEAR_OPS)
         self.packing = Packing.of(ctx, self.ops)
@@ -122,10 +122,10 @@ class Linear(AdaptedLayer):
 
     def _product(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         """Each rank adds the delta of its share, before they are summed up."""
-        if self.delta is not None:
+        if self.delta is not None or self.is_streamed:
             ops = ops.beside_adapters or ops
-            if self.delta.is_wanted:
-                return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
+        if self.delta is not None and self.delta.is_wanted:
+            return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
         return self._joined(ops, x, weight, epilogue)
 
     def _joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:

@@ -68,8 +68,10 @@ def test_blocks_of_fp8_beside_plain_rows(num_rows: int, is_deferred: bool, monke
     assert error < 0.05, error  # activations are rounded to e4m3 where rows are many, and on a CPU
 
 
-def test_a_layer_that_may_have_adapters_has_products_of_its_own() -> None:
-    """Rows without an adapter keep their bits beside others', whether the step has such or not."""
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_layers_with_adapters_or_weights_copied_in_have_products_of_their_own(is_streamed: bool) -> None:
+    """Rows without an adapter keep their bits beside others', whether the step has such or not; what a step copies in
+    is not read ahead."""
     cpu, groups = torch.device("cpu"), ParallelGroups(tp=RankGroup(0, 1, cast("Any", None)))
     kernels = select_attention("torch", cpu)[0]
     layer = ColumnLinear(BuildContext(torch.float32, cpu, 64, kernels, groups), 8, 4, bias=False)
@@ -82,5 +84,8 @@ def test_a_layer_that_may_have_adapters_has_products_of_its_own() -> None:
     layer.ops = replace(plain, linear=refuses, beside_adapters=plain)
     with pytest.raises(AssertionError):
         layer(x)
-    layer.delta = mock.create_autospec(Delta, is_wanted=False)
+    if is_streamed:
+        layer.is_streamed = True
+    else:
+        layer.delta = mock.create_autospec(Delta, is_wanted=False)
     assert torch.equal(layer(x), F.linear(x, layer.weight))

@@ -102,7 +102,8 @@ class LinearOps(Generic[WeightT]):
     linear_add: SummedProduct[WeightT] | None = None
     # `linear` where the launch before, another product of x, writes nothing that it reads: they may run side by side.
     linear_beside: Product[WeightT] | None = None
-    # The products of layers that may have adapters: rows without one keep their bits beside others. None: these.
+    # The products of layers that may have adapters: rows without one keep their bits beside others; and of those whose
+    # weights each step copies in: none of the large ones is read before what came before has ended. None: these.
     beside_adapters: LinearOps[WeightT] | None = None
     goes_by_shape: bool = False  # whether a library chooses how it sums by the weight's shape
 

@@ -2,8 +2,9 @@
 """Products of few rows with plain 16-bit weights on Hopper GPUs, in Gluon: the weight is on its way before the launch
 before has ended.
 
-One warp copies blocks of the weight by the GPU's copy engine (TMA) into a ring of stages. No kernel on the stream
-writes weights, so it fills the ring first and only then waits for whatever wrote the rows of x. Each launch lets the
+One warp copies blocks of the weight by the GPU's copy engine (TMA) into a ring of stages. Nothing in a step writes
+weights (layers that copy theirs in have other products), so it fills the ring first and only then waits for whatever
+wrote the rows of x. Each launch lets the
 next one begin as soon as it has waited itself: where a program ends, one of the next launch takes its place and reads
 its weight while others still multiply. The weight is the left operand of the tensor cores' asynchronous products and
 the rows of x are the right one, both in shared memory. Triton's interpreter cannot run Gluon; the tests of this file
