@@ -97,10 +97,11 @@ KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
-# Kernels that begin to read weights, or states, which the kernel before does not write, before they wait.
+# Kernels that begin to read weights, or states, or where a step's requests begin, which the kernel before does not
+# write, before they wait.
 READ_FIRST = {
     "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
-    "delta_step_kernel",
+    "delta_step_kernel", "delta_chunk_gluon_kernel", "delta_scan_gluon_kernel",
 }  # fmt: skip
 # Those that come early in steps of few requests alone.
 MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
@@ -499,7 +500,9 @@ def delta_net(dtype: torch.dtype, heads: DeltaHeads) -> None:
     for step in state_steps():
         recurrent_ops.causal_conv(x, torch.zeros(x.shape[1], 4, dtype=dtype), None, x[None, :3], step, activate=True)
         norm = GatedNorm(x[:, : heads.widths[2]], x[0, : heads.value_dim], 1e-6)
-        recurrent_ops.gated_delta(x, heads, DeltaGates(gates, gates, ones, ones), norm, states, step)
+        for generation in (0, 0 if IS_AMD else 9):
+            with as_on(generation):
+                recurrent_ops.gated_delta(x, heads, DeltaGates(gates, gates, ones, ones), norm, states, step)
 
 
 def state_spaces(dtype: torch.dtype, sizes: tuple[int, int, int, int], channels: int) -> None:
