@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     args = parser.parse_args()
     figures: dict[str, Any] = {"shape": args.shape, "prefill": {}}
-    with make_llm(args.shape, **args.engine) as llm:
+    with make_llm(args.shape, **{"cuda_graph_prompt_tokens": "auto", **args.engine}) as llm:
         idle(llm)
         for length in args.lengths:
             figures["prefill"][str(length)] = row = measure(llm, args.shape, length, args.repeats)

@@ -53,6 +53,7 @@ from app.text.served_model import ServedModel
 from app.text.tokenizer import Tokenizer
 
 MOST_DECODERS = 8  # processes that decode pictures
+MOST_GRAPHS = 128  # of decodes that are captured beside the start's: as many as a large model has time for
 DEFAULT_MAX_TOKENS = 16  # where no parameters are given at all; vLLM's
 
 PartT = TypeVar("PartT")
@@ -68,7 +69,8 @@ class LLM:
     def __init__(self, model: str = "tiny-chat", *, chat_template: str | None = None, **options: Any) -> None:
         several = options.get("tensor_parallel_size", 1) != 1 or options.get("pipeline_parallel_size", 1) != 1
         executor = "local_processes" if several else "in_process"
-        given = _config({"model": model, "executor": executor, **options})
+        # Ten seconds of captures pay in a server that idles; whoever asks for them gets them.
+        given = _config({"model": model, "executor": executor, "cuda_graph_prompt_tokens": 0, **options})
         info = check_model(given)
         self.config = with_default_drafter(given, info)
         directory = tokenizer_directory(self.config, info)
@@ -81,6 +83,7 @@ class LLM:
         self._num_updates = 0
         try:
             self.worker_info = self._core.start()
+            self._capture_more()
         except BaseException:
             self._core.shutdown()
             raise
@@ -140,6 +143,7 @@ class LLM:
         """Take memory again for all, or for `weights` and `kv_cache` one after the other. After level 2 the weights
         have to come back too: `collective_rpc("reload_weights")` or `load_weights`."""
         control.run(self._core, "wake_up", {"tags": tags})
+        self._capture_more()
 
     def reset_prefix_cache(self) -> bool:
         """Forget the prefix cache, on the device and in host memory."""
@@ -172,6 +176,13 @@ class LLM:
             self._is_updating = False
             self._num_updates += 1
             control.run(self._core, "finish_weight_update", {"version": str(self._num_updates)})
+            self._capture_more()
+
+    def _capture_more(self) -> None:
+        """The graphs that a server's start leaves to idle time, of which there is none here."""
+        for _ in range(MOST_GRAPHS):
+            if not self._core.use_idle_time():
+                break
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling that the model's own generation_config.json asks for."""

@@ -16,6 +16,7 @@ import pytest
 
 from app import LLM, SamplingParams
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError
+from app.worker.build.parts import Parts
 from tests.limits import patience_s
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -50,6 +51,25 @@ def test_what_app_exports() -> None:
 
     assert all(getattr(app, name).__name__ == name for name in app.__all__)
     assert "StructuredOutputs" in app.__all__
+
+
+def test_what_starts_leave_to_idle_time_is_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no such time. Of steps with prompts nothing is, unless it is asked for."""
+    left = [3]
+
+    def capture_next(_: Parts) -> int:
+        left.append(max(0, left[-1] - 1))
+        return left[-1]
+
+    monkeypatch.setattr(Parts, "num_deferred", property(lambda _: left[-1]))
+    monkeypatch.setattr(Parts, "capture_next", capture_next)
+    with LLM("tiny-chat", device="cpu", num_threads=1, num_blocks=400, max_num_seqs=16) as llm:
+        assert left == [3, 2, 1, 0]
+        assert llm.config.cuda_graph_prompt_tokens == 0
+        llm.sleep()
+        left[:] = [2]
+        llm.wake_up()
+        assert left == [2, 1, 0]
 
 
 def test_without_parameters_16_tokens(llm: LLM) -> None:
