@@ -45,7 +45,7 @@ class _Task:
         if given not in tasks:
             known = ", ".join(tasks)[:200] or "none"
             raise UnsupportedError(f"jina_task={given!r:.80}: known are {known}", param="model")
-        return cls(tasks.index(given), float(hf.get("lora_alpha") or 1) / int(hf.get("lora_rank") or 4))
+        return cls(tasks.index(given), float(hf.get("lora_alpha", 1)) / int(hf.get("lora_rank", 4)))
 
 
 class JinaXLMRobertaModel(RotaryBertModel):
