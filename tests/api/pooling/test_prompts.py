@@ -16,7 +16,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from app.checkpoints.model_info import ModelInfo
-from app.errors import UnsupportedError
+from app.errors import InvalidRequestError, UnsupportedError
 from app.offline.llm import LLM
 from app.records.pooling_info import PoolingInfo
 from app.records.pooling_params import PoolingParams
@@ -128,6 +128,8 @@ def test_tokens_of_prompts_that_count_for_nothing(http: httpx.Client, skipping: 
     with LLM(str(skipping), device="cpu", num_threads=1) as llm:
         found = [one.outputs.embedding for one in llm.embed(ASKED, use_tqdm=False)]
         offline = [one.outputs.score for one in llm.score(ASKED[0], ASKED[1:], use_tqdm=False)]
+        with pytest.raises(InvalidRequestError, match="no token behind the 4 of its prompt"):
+            llm.embed(ASKED, use_tqdm=False, truncate_prompt_tokens=4)
     np.testing.assert_allclose(found, judge.encode(ASKED), atol=1e-5)
     np.testing.assert_allclose(offline, scores, atol=1e-5)
 
