@@ -25,7 +25,7 @@ from app.deployments.channel.wire import Opening, decode_opening
 from app.errors import EngineDeadError, MantaError
 from app.records.request import EngineRequest
 
-MAX_STRANGERS = 64  # connections that have not shown the secret yet
+MAX_STRANGERS = 64  # connections that have not shown the secret and opened a channel yet
 GREETING_TIMEOUT_S = 5.0
 STUCK_S = 10.0  # an ingress that takes no frame for so long is left; its lease has run out by then
 
@@ -80,10 +80,11 @@ class ChannelListener:
         return host, port
 
     def note_refused(self, why: str) -> None:
-        """A connection ended before it had shown the secret; the first one is told, as they may be many."""
+        """A connection ended before it had opened a channel. They may be many: the 1st is told, the 2nd, the 4th
+        and so on."""
         self._num_refused += 1
-        if self._num_refused == 1:
-            logger.warning("a connection was refused: %s", why)
+        if self._num_refused & (self._num_refused - 1) == 0:
+            logger.warning("connections that were refused so far: %d; the last: %s", self._num_refused, why)
 
     async def drain(self) -> None:
         """Take no further connections, and wait until every channel has ended: Serve does not see those."""
@@ -103,6 +104,7 @@ class _Guest:
         self._opening: Opening | None = None
         self._sending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_told_unreadable = False
         self.stream = MessageStream(self._greet, self._end, GREETING_BYTES)
         loop = asyncio.get_running_loop()
         if len(listener.strangers) >= MAX_STRANGERS:
@@ -113,7 +115,7 @@ class _Guest:
 
     def _expire(self) -> None:
         if self.stream in self._listener.strangers:
-            self.stream.abort("it did not show the secret in time")
+            self.stream.abort("it did not show the secret and open a channel in time")
 
     def _greet(self, kind: int, number: int, content: bytes) -> None:
         """HELLO, then PROOF; nothing else is taken."""
@@ -122,8 +124,6 @@ class _Guest:
             self._hello = content
             self.stream.send(Kind.PROOF, 0, self._nonce + proof(secret, REPLICA, content, self._nonce))
         elif kind == Kind.PROOF and self._hello and proves(content, secret, INGRESS, self._hello, self._nonce):
-            self._listener.strangers.discard(self.stream)
-            self._limit.cancel()
             self.stream.on_message, self.stream.max_bytes = self._take, MAX_REQUESTS_BYTES
         else:
             raise ValueError("it does not know the cluster's secret")
@@ -131,6 +131,8 @@ class _Guest:
     def _take(self, kind: int, number: int, content: bytes) -> None:
         if kind == Kind.OPEN and self._opening is None:
             self._opening = decode_opening(content)
+            self._listener.strangers.discard(self.stream)
+            self._limit.cancel()
             self._sending = asyncio.create_task(self._send_frames(self._opening))
             self._listener.sending.add(self._sending)
             self._sending.add_done_callback(self._listener.sending.discard)
@@ -163,7 +165,8 @@ class _Guest:
         try:
             requests = decode_requests(content)
         except ValueError as error:
-            logger.warning("an ingress sends %s", error)
+            logger.log(logging.DEBUG if self._has_told_unreadable else logging.WARNING, "an ingress sends %s", error)
+            self._has_told_unreadable = True
             self.stream.send(Kind.UNREADABLE, number, b"")
         else:
             await self._answer(number, self._refusals(opening, requests))

@@ -130,7 +130,7 @@ def decode_requests(data: bytes) -> list[tuple[str, EngineRequest]]:
         asks = [_ASK_DECODERS[kind].decode(ask) for kind, ask in message.asks]
         return [(one.stream_id, _read(one, message.prompts, works, asks)) for one in message.requests]
     except (msgspec.MsgspecError, ValidationError, IndexError, MantaError) as error:
-        raise ValueError(f"requests that cannot be read: {error}") from error
+        raise ValueError(f"requests that cannot be read: {_about(error)}") from error
 
 
 def encode_refusals(refusals: list[MantaError | None]) -> bytes:
@@ -155,6 +155,14 @@ def _read(one: _Request, prompts: list[list[int]], works: list[Work], asks: list
         one.output_token_ids,
         one.settled_by,
     )
+
+
+def _about(error: Exception) -> str:
+    """Says what is wrong without what a client sent: it goes into a log."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return ", ".join(sorted({f"{(*each['loc'], 'all')[0]}: {each['type']}" for each in found}))
+    return f"{error.param}: refused" if isinstance(error, MantaError) else str(error)
 
 
 def _refusal(error: MantaError) -> _Refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -201,6 +202,31 @@ def test_strangers_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatc
     run(main())
 
 
+def test_who_knows_the_secret_and_opens_nothing_is_sent_away() -> None:
+    async def main() -> None:
+        replica, listener, address = await listening()
+        peer = await Peer().connect(address)
+        await peer.greet()
+        await until(lambda: [one.max_bytes for one in listener.strangers] == [MAX_REQUESTS_BYTES])
+        (stream,) = listener.strangers
+        stream.on_message.__self__._expire()  # type: ignore[attr-defined]
+        assert await peer.is_sent_away()
+        await until(lambda: not listener.strangers)
+        assert replica.asked == []
+        await listener.drain()
+
+    run(main())
+
+
+def test_the_log_tells_how_many_were_refused_and_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
+    listener = ChannelListener(Replica(), SECRET, IngressConfig())
+    with caplog.at_level(logging.WARNING, "manta.channel"):
+        for number in range(1, 1001):
+            listener.note_refused(f"reason {number}")
+    assert len(caplog.records) == 10
+    assert caplog.messages[-1] == "connections that were refused so far: 512; the last: reason 512"
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -229,19 +255,23 @@ def test_an_ingress_that_says_something_else_is_left(sent: bytes) -> None:
     run(main())
 
 
-def test_requests_that_cannot_be_read_are_told_and_end_nothing() -> None:
+def test_requests_that_cannot_be_read_are_told_and_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
+        unread = [(Kind.UNREADABLE, 5, b""), (Kind.UNREADABLE, 7, b"")]
         replica, listener, address = await listening()
         peer = await Peer().connect(address)
         await peer.greet()
         peer.send(OPEN, message(Kind.SUBMIT, b"\x80\x04N.", 5), message(Kind.SUBMIT, b"\x94\x90\x90\x90\x90", 6))
-        got = [await peer.receive() for _ in range(3)]
-        assert sorted(got) == [(Kind.FRAME, 0, b"first"), (Kind.ANSWER, 6, b"\x90"), (Kind.UNREADABLE, 5, b"")]
+        peer.send(message(Kind.SUBMIT, b"\x80", 7))
+        got = [await peer.receive() for _ in range(4)]
+        assert sorted(got) == [(Kind.FRAME, 0, b"first"), (Kind.ANSWER, 6, b"\x90"), *unread]
         assert replica.asked == ["open c i r", "submit"]
+        assert len([told for told in caplog.messages if "cannot be read" in told]) == 1
         peer.close()
         await listener.drain()
 
-    run(main())
+    with caplog.at_level(logging.WARNING, "manta.channel"):
+        run(main())
 
 
 def test_where_nothing_can_listen_there_is_no_address() -> None:

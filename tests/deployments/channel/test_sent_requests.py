@@ -182,6 +182,26 @@ def test_what_cannot_be_read_is_told() -> None:
         decode_requests(b"\x80\x04N.")
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"stop": [{"my words": 1}]},
+        {"top_p": "my words"},
+        {"logit_bias": {"my words": "my words"}},
+        {"structured_outputs": {"my words": 1}},
+    ],
+    ids=["type", "number", "key", "unknown"],
+)
+def test_what_cannot_be_read_is_told_without_what_a_client_sent(work: dict[str, Any]) -> None:
+    data = encode_requests([("0", EngineRequest("r", [1], SamplingParams()))])
+    assert data is not None
+    prompts, _, asks, requests = msgspec.msgpack.decode(data)
+    with pytest.raises(ValueError, match="cannot be read") as told:
+        decode_requests(msgspec.msgpack.encode([prompts, [[0, work]], asks, requests]))
+    assert "words" not in str(told.value)
+    assert next(iter(work)) in str(told.value)
+
+
 class OwnError(PromptTooLongError):
     """One of a plug-in."""
 
