@@ -23,7 +23,7 @@ from app.deployments.channel.frame_queue import FrameQueue
 from app.deployments.channel.message_stream import MAX_CONTENT_BYTES, MessageStream
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.sent_requests import decode_refusals, encode_requests
-from app.deployments.channel.serve_port import CONTROL_TIMEOUT_S, SUBMIT_TIMEOUT_S, EngineHandles
+from app.deployments.channel.serve_port import SUBMIT_TIMEOUT_S, EngineHandles
 from app.deployments.channel.wire import Opening, encode
 from app.errors import EngineDeadError, MantaError
 from app.records.request import EngineRequest
@@ -74,19 +74,22 @@ class DirectConnection:
         self._answers[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                await self.tell(kind, content, timeout_s, number)
+                self.tell(kind, content, number)
                 return await answer
         except TimeoutError:
             raise TimeoutError(f"no answer within {timeout_s:g} s") from None
         finally:
             del self._answers[number]
 
-    async def tell(self, kind: Kind, content: bytes, timeout_s: float, number: int = 0) -> None:
-        """Send what is not answered, or is by that number; EngineDeadError where the connection has ended."""
+    def tell(self, kind: Kind, content: bytes, number: int = 0) -> None:
+        """Send what is not answered, or is by that number; EngineDeadError where the connection has ended.
+
+        Nothing waits for the socket here: what is long waits for its answer, and whether the replica lives is seen by
+        its heartbeats, not by how soon it takes what is queued.
+        """
         if not self.stream.is_open:
             raise EngineDeadError(self._why)
         self.stream.send(kind, number, content)
-        await self.stream.drained(timeout_s)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """The channel's frames, to its end."""
@@ -187,7 +190,7 @@ class DirectPort:
         if self._connection is None:
             await self._handle.control(message)
         else:
-            await self._connection.tell(Kind.CONTROL, message, CONTROL_TIMEOUT_S)
+            self._connection.tell(Kind.CONTROL, message)
 
     async def _connect(self, opening: Opening) -> DirectConnection | None:
         connection, began = DirectConnection(self._secret, opening), time.monotonic()

@@ -37,6 +37,7 @@ class MessageStream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._unsent: list[bytes] = []
+        self._num_written = 0  # bytes, into the transport
         self._loop = asyncio.get_running_loop()
         self._flow: asyncio.Future[None] | None = None  # while the socket's buffer is full
         self._why = "the other end closed the connection"
@@ -60,12 +61,14 @@ class MessageStream(asyncio.Protocol):
 
     async def drained(self, timeout_s: float) -> None:
         """Wait while more than a buffer's fill is on its way; a connection that takes nothing for so long ends."""
-        if self._flow is None:
-            return
-        try:
-            await asyncio.wait_for(asyncio.shield(self._flow), timeout_s)
-        except TimeoutError:
-            self.abort(f"it took nothing for {timeout_s:g} s")
+        while self._flow is not None:
+            num_taken = self._num_taken()
+            try:
+                await asyncio.wait_for(asyncio.shield(self._flow), timeout_s)
+            except TimeoutError:
+                if self._num_taken() == num_taken:
+                    self.abort(f"it took nothing for {timeout_s:g} s")
+                    return
 
     def end(self) -> None:
         """Send what is queued and say that nothing follows; the other end closes then."""
@@ -76,7 +79,7 @@ class MessageStream(asyncio.Protocol):
         self._why = "this end closed the connection"
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
-        self._loop.call_later(_LOOK_S, self._look, self._transport.get_write_buffer_size(), 0)
+        self._loop.call_later(_LOOK_S, self._look, self._num_taken(), 0)
 
     def abort(self, why: str) -> None:
         """Drop the connection now; what is on its way may be lost."""
@@ -133,16 +136,20 @@ class MessageStream(asyncio.Protocol):
         if flow is not None and not flow.done():
             flow.set_result(None)
 
-    def _look(self, num_queued: int, num_idle: int) -> None:
-        """Leave the other end at the last of the looks at which the queue is as long as it was."""
+    def _look(self, num_taken: int, num_idle: int) -> None:
+        """Leave the other end at the last of the looks at which it has taken nothing."""
         if self._transport is None:
             return
-        still_queued = self._transport.get_write_buffer_size()
-        num_idle = num_idle + 1 if still_queued == num_queued else 0
+        taken_now = self._num_taken()
+        num_idle = num_idle + 1 if taken_now == num_taken else 0
         if num_idle == _FAREWELL_LOOKS:
             self._transport.abort()
         else:
-            self._loop.call_later(_LOOK_S, self._look, still_queued, num_idle)
+            self._loop.call_later(_LOOK_S, self._look, taken_now, num_idle)
+
+    def _num_taken(self) -> int:
+        """Bytes that the socket has taken, all in all."""
+        return self._num_written - (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _end_turn(self) -> None:
         self._is_gathering = False
@@ -151,4 +158,6 @@ class MessageStream(asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
-            self._transport.write(b"".join(unsent))
+            data = b"".join(unsent)
+            self._num_written += len(data)
+            self._transport.write(data)

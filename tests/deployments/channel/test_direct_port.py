@@ -14,7 +14,7 @@ from app.deployments.channel.channel_client import ChannelClient, RequestMovedEr
 from app.deployments.channel.channel_hub import ChannelHub
 from app.deployments.channel.direct_port import Address, DirectPort, DirectPorts
 from app.deployments.channel.replica_finder import Discovery
-from app.deployments.channel.wire import decode_control
+from app.deployments.channel.wire import ControlMessage, decode_control, encode
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
 from app.records.load_report import LoadReport
 from app.records.media import MediaAsk
@@ -137,6 +137,20 @@ def test_requests_tokens_credits_and_aborts_go_over_the_connection() -> None:
         client.close()
         await until(lambda: not port.is_connected)
         await until(lambda: not [*replica.hub.channels])
+
+    run(main())
+
+
+def test_a_lease_waits_for_no_prompt_on_its_way() -> None:
+    async def main() -> None:
+        port = await direct(Port())
+        client = await opened(port)
+        assert port._connection is not None
+        port._connection.stream.pause_writing()  # more than a buffer's fill is on its way
+        with pytest.raises(StopIteration):  # it ends without having waited
+            port.control(encode(ControlMessage(client.channel_id, [], []))).send(None)
+        assert port.is_connected
+        client.close()
 
     run(main())
 

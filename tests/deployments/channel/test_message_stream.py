@@ -143,6 +143,42 @@ def test_an_end_that_nobody_answers_comes_all_the_same(monkeypatch: Any) -> None
     run(main())
 
 
+class Queue:
+    """A transport whose buffer holds so much."""
+
+    queued = 9
+    is_dropped = False
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.queued
+
+    def abort(self) -> None:
+        self.is_dropped = True
+
+
+def test_who_takes_something_is_not_left() -> None:
+    class Slow(Queue):
+        def get_write_buffer_size(self) -> int:
+            assert not self.is_dropped
+            self.queued = max(0, self.queued - 1)
+            return self.queued
+
+    async def main() -> None:
+        end, transport = End(), Slow()
+        end.stream.connection_made(transport)  # type: ignore[arg-type]
+        end.stream.pause_writing()
+        await end.stream.drained(0.0)
+        assert transport.is_dropped
+        assert transport.queued == 0
+
+    run(main())
+
+
 def test_an_end_waits_as_long_as_the_other_end_takes_something() -> None:
     looks: list[Callable[[], None]] = []
 
@@ -150,23 +186,8 @@ def test_an_end_waits_as_long_as_the_other_end_takes_something() -> None:
         def call_later(self, delay: float, look: Callable[..., None], *about: Any) -> None:
             looks.append(partial(look, *about))
 
-    class Transport:
-        queued = 9
-        is_dropped = False
-
-        def set_write_buffer_limits(self, high: int) -> None: ...
-
-        def can_write_eof(self) -> bool:
-            return False
-
-        def get_write_buffer_size(self) -> int:
-            return self.queued
-
-        def abort(self) -> None:
-            self.is_dropped = True
-
     async def main() -> None:
-        end, transport = End(), Transport()
+        end, transport = End(), Queue()
         end.stream._loop = Loop()  # type: ignore[assignment]
         end.stream.connection_made(transport)  # type: ignore[arg-type]
         end.stream.end()
