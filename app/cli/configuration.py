@@ -162,7 +162,19 @@ def _from_file(path: Path) -> Configuration:
         raise ConfigError(f"{path}: not a Serve configuration: `applications` must be a list (see configs/serve)")
     if not isinstance(document.get("http_options") or {}, dict):
         raise ConfigError(f"{path}: http_options: expected host and port")
+    _check_environment(path, "controller_options", document.get("controller_options"))
+    for index, application in enumerate(applications):
+        _check_environment(path, f"applications.{index}", application)
     return Configuration(document, path, origins=dict.fromkeys(_leaves(document), "file"))
+
+
+def _check_environment(path: Path, name: str, section: Any) -> None:
+    """ConfigError where environment variables cannot be read; all else of a section is checked with Serve's schema."""
+    for key in ("runtime_env", "env_vars", ""):
+        section = section or {}
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: {name}: expected keys and values, not {section!r:.80}")
+        name, section = f"{name}.{key}", section.get(key)
 
 
 def _set_http(configuration: Configuration, host: str | None, port: int | None) -> None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -286,6 +287,30 @@ def test_unknown_option_in_yaml(manta: Manta, tmp_path: Path) -> None:
     assert manta("serve", file).mistake == (
         f"{file}: args.models.0.engine.max_modle_len: no such option; did you mean max_model_len?"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ("controller_options", [1]),
+        ("controller_options", {"runtime_env": "x"}),
+        ("controller_options", {"runtime_env": {"env_vars": [1]}}),
+        ("runtime_env", 5),
+        ("runtime_env", {"env_vars": 5}),
+    ],
+)
+def test_an_environment_of_a_wrong_type(manta: Manta, tmp_path: Path, place: str, wrong: Any) -> None:
+    file = yaml_file(tmp_path)
+    document = yaml.safe_load(file.read_text())
+    section = document if place == "controller_options" else document["applications"][0]
+    section[place] = wrong
+    file.write_text(yaml.safe_dump(document))
+    name = place if section is document else f"applications.0.{place}"
+    while isinstance(wrong, dict):
+        ((key, wrong),) = wrong.items()
+        name += f".{key}"
+    for more in ((), ("--dry-run",)):
+        assert manta("serve", file, *more).mistake == f"{file}: {name}: expected keys and values, not {wrong!r}"
 
 
 def test_unknown_key_of_serve(manta: Manta, tmp_path: Path) -> None:
