@@ -16,7 +16,6 @@ from tests.rooms import FILES, ROOT, module_of
 TESTED_ELSEWHERE = {
     "app.api.chat.blocks": "by both dialects of blocks: anthropic/test_messages, openai/test_responses",
     "app.api.pooling.classify": "by pooling/test_score, whose models it shares",
-    "app.deployments.serve.pinned_request_router": "needs Serve: deployments/test_serve_graph",
     "app.engine.executor.worker_group.device_index": "needs Ray and GPUs: executor/test_gpu_actors",
     "app.engine.executor.worker_group.worker_actor": "needs processes: executor/test_local_processes, test_ray_workers",
     "app.engine.kv_connector": "its table, by executors and schedulers that have a tier",

@@ -2,7 +2,8 @@
 
 Serve runs one instance in every process that holds a handle. A replica that Serve has taken out of the running set
 (scale-down, redeploy) stays reachable for pinned calls until its process ends: the requests it still runs need their
-credits and aborts. Calls to a replica that is gone fail at once instead of waiting for another.
+credits and aborts. Calls to a replica that is gone fail at once instead of waiting for another, and so do those that
+such a retired one has sent back: it would do so again and again.
 """
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ class PinnedRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray ships no 
             return [candidate_replicas]
         target = pending_request.kwargs.get("target")
         replica = next((r for r in self._replicas.values() if r.replica_id.unique_id == target), None)
+        was_sent = getattr(pending_request, "was_sent", False)
         self._remove_pending_request_from_indices(pending_request)
         if replica is None:
             pending_request.future.set_exception(EngineDeadError(f"engine replica {target} is gone"))
+        elif was_sent and replica.replica_id in self._retired:
+            pending_request.future.set_exception(EngineDeadError(f"engine replica {target} takes no new requests"))
         else:
+            pending_request.was_sent = True
             pending_request.future.set_result(replica)
         return [candidate_replicas]
