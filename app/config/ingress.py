@@ -17,6 +17,20 @@ KEYS_VARIABLE = "MANTA_API_KEYS"
 KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 
 
+# What each ingress replica allows, so that several allow as many times as much.
+PER_INGRESS = frozenset(
+    {
+        "max_background_responses",
+        "max_batch_concurrency",
+        "max_bodies_bytes",
+        "max_sockets",
+        "max_tenant_background_responses",
+        "max_tenant_sockets",
+        "max_waiting_requests",
+    }
+)
+
+
 class IngressConfig(Frozen):
     """The HTTP front: dialects, text, streams."""
 
@@ -24,7 +38,8 @@ class IngressConfig(Frozen):
         None,
         ge=1,
         description="Ingress replicas; two survive the loss of one. By default one; where models run on GPUs, and "
-        "neither `num_cpus` nor a tenant's `max_requests` is set, one for every four cores of a node, at most four.",
+        "none of `num_cpus`, the bounds per ingress replica and a tenant's `max_requests` is set, one for every four "
+        "cores of a node, at most four.",
     )
     num_cpus: float = Field(0.0, ge=0, description="Ray CPUs reserved for each replica.")
     route_timeout_s: float = Field(
@@ -113,3 +128,8 @@ class IngressConfig(Frozen):
     max_batch_requests: int = Field(50_000, ge=1, description="Most requests in one batch.")
     limits: RequestLimits = RequestLimits()
     media: MediaConfig = MediaConfig()
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the operator has set a bound that each ingress replica has for itself."""
+        return bool(PER_INGRESS & (self.model_fields_set | self.limits.model_fields_set))

@@ -92,12 +92,12 @@ def warn_of_shortages(config: ServeConfig) -> None:
 
 def num_ingresses(config: ServeConfig, nodes: Sequence[Resources]) -> int:
     """Counts the ingresses that there shall be: what the configuration says, else by the cores of the largest of
-    `nodes`. One where the operator counts by ingress: cores that each reserves, requests of a tenant in each."""
+    `nodes`. One where the operator counts by ingress: cores that each reserves, requests in each, memory of each."""
     if config.ingress.num_replicas is not None:
         return config.ingress.num_replicas
     total = _sum(nodes)
     has_gpus = any(_gpus_per_worker(model, total) for model in config.models)
-    if not has_gpus or config.ingress.num_cpus or config.admission.counts_requests:
+    if not has_gpus or config.ingress.num_cpus or config.ingress.is_bounded or config.admission.counts_requests:
         return 1
     cores = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
     return max(1, min(MOST_INGRESSES, int(cores) // CORES_PER_INGRESS))

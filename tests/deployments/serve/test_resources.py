@@ -60,9 +60,13 @@ def test_bundles() -> None:
         ([{"CPU": 128.0, "GPU": 8.0}], {"num_replicas": 1}, 1),
         ([{"CPU": 2.0}], {"num_replicas": 7}, 7),
         ([{"CPU": 128.0, "GPU": 8.0}], {"num_cpus": 1.0}, 1),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"limits": {"max_waiting_requests": 4096}}, 1),  # in all, as it was meant
+        ([{"CPU": 128.0, "GPU": 8.0}], {"max_sockets": 10}, 1),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"max_sockets": 10, "num_replicas": 2}, 2),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"limits": {"max_n": 4}}, 4),
     ],
 )
-def test_ingresses_by_default(nodes: list[dict[str, float]], ingress: dict[str, float], number: int) -> None:
+def test_ingresses_by_default(nodes: list[dict[str, float]], ingress: dict[str, Any], number: int) -> None:
     config = ServeConfig.model_validate({"models": [{"name": "a"}], "ingress": ingress})
     assert num_ingresses(config, nodes) == number
 
