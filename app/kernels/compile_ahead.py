@@ -64,7 +64,8 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
     """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
     uninitialised. A pool of threads compiles their kernels for `device` and loads them; the block's end waits for it.
 
-    Raises what the block raises, without those kernels that no thread had begun; one that cannot be compiled or loaded
+    Raises what the block raises, and an interrupt while its end waits, without those kernels that no thread had begun;
+    one that cannot be compiled or loaded
     is only counted. Launches of other threads are what they always are. In Triton's interpreter nothing is changed.
     """
     ahead, kernels, known = Ahead(), dict[tuple[int, Any], Future[None]](), set[Any]()
@@ -94,13 +95,13 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
         try:
             yield ahead
+            ahead.compiled = sum(_is_loaded(kernel) for kernel in kernels.values())
+            ahead.failed = len(kernels) - ahead.compiled
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
         finally:
             JITFunction.run, JITFunction._do_compile = run, make
-        ahead.compiled = sum(_is_loaded(kernel) for kernel in kernels.values())
-        ahead.failed = len(kernels) - ahead.compiled
 
 
 def _submitted(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:

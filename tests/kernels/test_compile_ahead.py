@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 import torch
 from triton.runtime import build
+from triton.runtime.jit import JITFunction
 
+from app.kernels import compile_ahead
 from app.kernels.compile_ahead import _is_loaded, _Kernel, _modules_of_their_own, _submitted, _threads
+from tests.limits import patience_s
 from tests.test_architecture import ROOT
 
 
@@ -56,6 +60,39 @@ def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.Monkey
 def kernel_that(make: Callable[[], Any]) -> _Kernel:
     """One that is made so."""
     return _Kernel({}, 0, make)
+
+
+def test_an_interrupt_while_the_end_waits_drops_what_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, submitted, dropped = list[int](), list[Future[None]](), threading.Event()
+
+    def make(_: Any, key: int, *__: Any) -> Any:
+        made.append(key)
+        dropped.wait(patience_s(20))  # all of it only where none is dropped
+        return SimpleNamespace(run=None)
+
+    def submit(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:
+        submitted.append(_submitted(pool, kernel))
+        return submitted[-1]
+
+    def interrupt(_: Future[None]) -> bool:
+        submitted[-1].add_done_callback(lambda _: dropped.set())
+        raise KeyboardInterrupt
+
+    for name, value in {"MOST_THREADS": 1, "_submitted": submit, "_is_loaded": interrupt, "triton_key": str}.items():
+        monkeypatch.setattr(compile_ahead, name, value)
+    monkeypatch.setattr(JITFunction, "_do_compile", make)
+    function: Any = SimpleNamespace(cache_key="", device_caches={0: ({},)})
+
+    def launch_three() -> None:
+        with compile_ahead.compile_ahead(torch.device("cpu")):
+            for number in range(3):
+                JITFunction._do_compile(function, number, None, 0)
+
+    with pytest.raises(KeyboardInterrupt):
+        launch_three()
+    assert JITFunction._do_compile is make
+    assert [future.cancelled() for future in submitted[1:]] == [True, True]
+    assert made in ([], [0])
 
 
 def test_without_threads_kernels_are_only_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
