@@ -124,14 +124,14 @@ def test_drafts_follow_as_behind_ordinary_steps(drafter: str, tmp_path: Path) ->
     model, asked = DRAFTERS[drafter](tmp_path)
     found: list[tuple[dict[str, list[int]], list[float]]] = []
     for is_replayed in (False, True):
-        core = engine(model, {**asked, "num_speculative_tokens": 3})
+        core = engine(model, {**asked, "num_speculative_tokens": 3}, max_num_seqs=24, num_blocks=400)
         ran = replay_prompts(core.executor._worker, 64) if is_replayed else []  # type: ignore[attr-defined]
-        tokens, figures = run(core, pool()[:8]).tokens, core.stats().figures
+        tokens, figures = run(core, pool()[:16]).tokens, core.stats().figures
         found.append((tokens, [value for name, value in sorted(figures.items()) if "draft" in name]))
         core.shutdown()
     assert found[0] == found[1]
     assert any(found[0][1])
-    assert ran
+    assert {bool(key.decodes) for key in ran} == {False, True}, "alone, and beside rows that decode"
 
 
 def test_beside_many_rows_that_decode() -> None:
