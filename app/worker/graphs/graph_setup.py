@@ -4,6 +4,7 @@ their capture, a note."""
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,7 +20,7 @@ from app.worker.graphs.cuda_graphs import CudaGraphs
 from app.worker.graphs.prompt_graphs import PromptGraphs
 from app.worker.graphs.prompt_step import MOST_TOKENS, PromptStep
 from app.worker.graphs.recording import Recorder
-from app.worker.graphs.static_step import Static, StaticStep, StepKey
+from app.worker.graphs.static_step import MOST_EMPTY, Static, StaticStep, StepKey
 from app.worker.rows.row_state import RowState
 from app.worker.rows.worker_feature import WorkerFeatures
 from app.worker.spec_decode.drafting import Drafting
@@ -202,12 +203,20 @@ class GraphSetup:
 
 def at_start(step: StaticStep, most: int) -> list[StepKey]:
     """The steps to capture before traffic, the largest of each kind first: those by which no batch is padded to more
-    than about twice its size, then those halfway between them, after which it is half of it at most. Whoever waits for
-    a replica waits for each of the others, too."""
+    than about twice its size, then those halfway between them, after which it is half of it at most; and all between
+    two of these where so many places for drafts would be empty that the step would run without a graph. Whoever waits
+    for a replica waits for each of the others, too."""
     ladder = set(cuda_graphs.telling_sizes(step.sizes))
     halfway = {next((size for size in step.sizes if 2 * size >= 3 * first), first) for first in ladder}
+    first = sorted(ladder | halfway)
+
+    def is_needed(key: StepKey) -> bool:
+        place = bisect_left(first, key.size)
+        is_first = first[place] == key.size
+        return is_first or (first[place] - first[place - 1]) * step.places_each(key) > MOST_EMPTY
+
     ordered = sorted(step.keys, key=lambda key: key.size not in ladder)
-    chosen = set([key for key in ordered if key.size in ladder | halfway][:most])
+    chosen = set([key for key in ordered if is_needed(key)][:most])
     return [key for key in step.keys if key in chosen]
 
 

@@ -18,7 +18,7 @@ from app.distributed.parallel_groups import RankGroup
 from app.worker.graphs import cuda_graphs
 from app.worker.graphs.cuda_graphs import CudaGraphs
 from app.worker.graphs.graph_setup import GraphSetup, at_start
-from app.worker.graphs.static_step import CASCADE, StaticStep, StepKey
+from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, StaticStep, StepKey
 from app.worker.rows.worker_feature import NO_PARTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.worker_driver import Driver, Run, greedy
@@ -248,3 +248,16 @@ def test_of_many_sizes_a_start_captures_those_that_pad_least(driver: Driver) -> 
     sizes = [key.size for key in at_start(step, 100)]
     assert sizes == [64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
     assert all(min(size for size in sizes if size >= rows) <= 1.5 * rows for rows in range(1, 65))
+
+
+def test_of_steps_with_many_drafts_a_start_captures_all_that_would_run_without_a_graph(driver: Driver) -> None:
+    """The next larger one of a start's would leave more places empty than a step may."""
+    runner = driver.worker._runner
+    assert runner is not None
+    parts = (runner._forward, runner._state, runner._features)
+    with torch.inference_mode():
+        step = StaticStep(*parts, list(range(1, 65)), draft_counts=[3, 40])
+    sizes = {count: [key.size for key in at_start(step, 200) if key.drafts == count] for count in (0, 3, 40)}
+    assert sizes[0] == sizes[3] == [64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
+    assert sizes[40] == [*range(64, 31, -1), 24, 16, 12, 8, 6, 4, 3, 2, 1]
+    assert all((min(size for size in sizes[40] if size >= rows) - rows) * 41 <= MOST_EMPTY for rows in range(1, 65))
