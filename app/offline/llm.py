@@ -24,6 +24,7 @@ from app.engine.core import EngineCore
 from app.engine.default_drafter import with_default_drafter
 from app.engine.executor import create_executor
 from app.errors import ConfigError, InvalidRequestError
+from app.heap import set_aside
 from app.media.reader import MediaReader
 from app.models.model_check import check_model
 from app.offline.beam_search import BeamSearches, BeamSearchOutput
@@ -180,9 +181,10 @@ class LLM:
 
     def _capture_more(self) -> None:
         """The graphs that a server's start leaves to idle time, of which there is none here."""
-        for _ in range(MOST_GRAPHS):
-            if not self._core.use_idle_time():
-                break
+        with set_aside():  # before each of them Python looks at all that may be garbage
+            for _ in range(MOST_GRAPHS):
+                if not self._core.use_idle_time():
+                    break
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling that the model's own generation_config.json asks for."""

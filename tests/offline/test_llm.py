@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -58,6 +59,7 @@ def test_what_starts_leave_to_idle_time_is_captured_at_once(monkeypatch: pytest.
     left = [3]
 
     def capture_next(_: Parts) -> int:
+        assert gc.get_freeze_count() > 10_000, "what a start made is looked at for each graph"
         left.append(max(0, left[-1] - 1))
         return left[-1]
 
