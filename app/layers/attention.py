@@ -106,24 +106,26 @@ class Attention(KVAttentionLayer):
 
     def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
-        heads, gate = self._projected(x)
-        rotation, norm, scales = self.rotary.of_step(ctx), self._head_norm(heads), self.kv_scales
+        heads, norm, gate = self._projected(x)
+        rotation, scales = self.rotary.of_step(ctx), self.kv_scales
         cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
         query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
         return self._scaled(query, rotation), gate
 
-    def _projected(self, x: Activations) -> tuple[torch.Tensor, torch.Tensor]:
-        """x's queries, keys and values [T, Hq + 2 Hkv, D], not yet normed and rotated, and what gates the output."""
+    def _projected(self, x: Activations) -> tuple[torch.Tensor, HeadNorm | None, torch.Tensor]:
+        """x's queries, keys and values [T, Hq + 2 Hkv, D], not yet rotated; what they are normed with then, if it is
+        not done; and what gates the output."""
         qkv = self.project(x)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         num_cached = self.num_heads + 2 * self.num_kv_heads
         heads, gate = heads[:, :num_cached], heads[:, num_cached:]
+        norm = self._head_norm(heads)  # OLMoE clips what is normed
         if self.clip is not None:
             heads.clamp_(-self.clip, self.clip)
         if self.value_eps is not None:
             values = heads[:, self.num_heads + self.num_kv_heads :]
             values.copy_(F.rms_norm(values, (self.head_dim,), None, self.value_eps))
-        return heads, gate
+        return heads, norm, gate
 
     def _scaled(self, query: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Rotated queries, times what remains."""

@@ -46,8 +46,8 @@ class OnePassAttention(Attention):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Queries and keys are rotated where their product is."""
-        heads, gate = self._projected(x)
-        rotation, norm = self.rotary.of_step(ctx), self._head_norm(heads)
+        heads, norm, gate = self._projected(x)
+        rotation = self.rotary.of_step(ctx)
         turned, value = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], 1)
         self.fused.rotate_heads(turned, rotation.cos, rotation.sin, norm, self.num_heads)
         query, key = turned[:, : self.num_heads], turned[:, self.num_heads :]

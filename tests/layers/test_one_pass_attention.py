@@ -71,6 +71,21 @@ def test_each_text_is_attended_to_alone(window: int | None) -> None:
         torch.testing.assert_close(found[start:end].double(), truth, rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_normed_over_all_heads_is_clipped_behind_that() -> None:
+    """As transformers' OLMoE has it: its norms, then the clip of queries, keys and values alike."""
+    attention = layer(qk_norm="projection_rms", clip=0.7)
+    x = torch.randn(13, 32, generator=torch.Generator().manual_seed(1))
+    for weight in attention.parameters():
+        torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(2))
+    heads, norm, _ = attention._projected(x)
+    query, key, value = attention.project(x).view(13, 8, 8).split((4, 2, 2), dim=1)
+    normed = [F.rms_norm(one.flatten(1), one.flatten(1).shape[1:], eps=1e-6) for one in (query, key)]
+    weights = [attention.q_norm.get_parameter("weight"), attention.k_norm.get_parameter("weight")]
+    truth = [(one * weight).view(13, -1, 8) for one, weight in zip(normed, weights, strict=True)]
+    assert norm is None
+    torch.testing.assert_close(heads, torch.cat((*truth, value), dim=1).clamp(-0.7, 0.7), rtol=1e-5, atol=1e-6)
+
+
 def test_nothing_is_kept_and_layers_share_a_plan() -> None:
     first, second = layer(), layer()
     assert first.cache_spec() is None
