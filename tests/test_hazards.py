@@ -30,7 +30,7 @@ MAY_CONNECT = {
     "cli/server_queries.py",
     "cli/stream_client.py",
     "cli/batch/transport.py",
-    "deployments/channel/direct_port.py",
+    "deployments/channel/direct_connection.py",
     "deployments/ingress/announcement.py",
     "engine/executor/worker_group/rendezvous.py",
     "checkpoints/hub.py",

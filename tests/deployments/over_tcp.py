@@ -9,10 +9,11 @@ from contextlib import aclosing
 import pytest
 
 from app.config.ingress import IngressConfig
-from app.deployments.channel import channel_listener, direct_port
+from app.deployments.channel import channel_listener, direct_connection
 from app.deployments.channel.channel_client import ReplicaPort
 from app.deployments.channel.channel_listener import ChannelListener
-from app.deployments.channel.direct_port import Address, DirectPort
+from app.deployments.channel.direct_connection import Address
+from app.deployments.channel.direct_port import DirectPort
 from app.errors import EngineDeadError, MantaError
 from app.records.request import EngineRequest
 from tests import limits
@@ -24,8 +25,8 @@ HOST = "127.0.0.1"
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine may take its time to connect."""
     monkeypatch.setattr(channel_listener, "GREETING_TIMEOUT_S", limits.patience_s())
-    monkeypatch.setattr(direct_port, "CONNECT_TIMEOUT_S", limits.patience_s())
-    monkeypatch.setattr(direct_port, "FIRST_FRAME_TIMEOUT_S", limits.patience_s())
+    monkeypatch.setattr(direct_connection, "CONNECT_TIMEOUT_S", limits.patience_s())
+    monkeypatch.setattr(direct_connection, "FIRST_FRAME_TIMEOUT_S", limits.patience_s())
 
 
 class Replica:

@@ -15,7 +15,8 @@ from app.config.engine import EngineConfig
 from app.config.ingress import IngressConfig
 from app.deployments.channel.channel_client import ReplicaPort
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.direct_port import Address, DirectPort
+from app.deployments.channel.direct_connection import Address
+from app.deployments.channel.direct_port import DirectPort
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.replica_pool import ReplicaPool
 from app.deployments.channel.wire import decode_control

@@ -21,28 +21,11 @@ from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.step import TokenLogprobs
 from tests import limits
+from tests.deployments.noting_engine import NotingEngine
 from tests.limits import run, until
 
 WINDOW = 8
 LOAD = LoadReport("m", "r1", "one", True, 0, 0, 0, 64, 16, 0)
-
-
-class Engine:
-    """Notes what the hub asks of it."""
-
-    def __init__(self) -> None:
-        self.aborted: list[str] = []
-        self.paused: list[str] = []
-        self.resumed: list[str] = []
-
-    def abort(self, request_ids: list[str]) -> None:
-        self.aborted += request_ids
-
-    def pause(self, request_id: str) -> None:
-        self.paused.append(request_id)
-
-    def resume(self, request_id: str) -> None:
-        self.resumed.append(request_id)
 
 
 class Port:
@@ -86,7 +69,7 @@ class Pair:
     """A client and its hub."""
 
     def __init__(self, lease_s: float = 8.0) -> None:
-        self.engine = Engine()
+        self.engine = NotingEngine()
         self.hub = ChannelHub(self.engine, WINDOW, lease_s)
         self.port = Port(self.hub)
         self.lost: list[int] = []
@@ -317,7 +300,7 @@ def test_silent_ingress_loses_its_requests() -> None:
 
 
 def test_silent_hub_channel_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
+    engine = NotingEngine()
     hub = ChannelHub(engine, WINDOW, 5.0)
     now = [100.0]
     monkeypatch.setattr(frame_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -375,7 +358,7 @@ def test_revived_channel_takes_requests_again() -> None:
 
 
 def test_reopening_replaces_the_old_channel() -> None:
-    engine = Engine()
+    engine = NotingEngine()
     hub = ChannelHub(engine, WINDOW, 8.0)
     hub.open("one", "ingress")
     hub.add("one", "0", "a")
@@ -391,7 +374,7 @@ def test_frame_survives_the_wire() -> None:
 
 
 def test_abort_that_overtakes_its_request() -> None:
-    engine = Engine()
+    engine = NotingEngine()
     hub = ChannelHub(engine, WINDOW, 8.0)
     hub.open("c", "ingress")
     hub.control(ControlMessage("c", [("5", "abort")], []))

@@ -12,7 +12,8 @@ import pytest
 
 from app.deployments.channel.channel_client import ChannelClient, RequestMovedError
 from app.deployments.channel.channel_hub import ChannelHub
-from app.deployments.channel.direct_port import Address, DirectPort, DirectPorts
+from app.deployments.channel.direct_connection import Address
+from app.deployments.channel.direct_port import DirectPort, DirectPorts
 from app.deployments.channel.replica_finder import Discovery
 from app.deployments.channel.wire import ControlMessage, decode_control, encode
 from app.errors import EngineDeadError, InvalidRequestError, MantaError
@@ -22,6 +23,7 @@ from app.records.outputs import EngineOutput
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from tests import limits
+from tests.deployments.noting_engine import NotingEngine
 from tests.deployments.over_tcp import SECRET, NoHandle, be_patient, cut, direct, listen, stranger
 from tests.limits import run, until
 
@@ -33,29 +35,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
 
 
-class Engine:
-    """Notes what the hub asks of it."""
-
-    def __init__(self) -> None:
-        self.aborted: list[str] = []
-        self.paused: list[str] = []
-        self.resumed: list[str] = []
-
-    def abort(self, request_ids: list[str]) -> None:
-        self.aborted += request_ids
-
-    def pause(self, request_id: str) -> None:
-        self.paused.append(request_id)
-
-    def resume(self, request_id: str) -> None:
-        self.resumed.append(request_id)
-
-
 class Port:
     """A replica in the same process, behind the listener or the handle."""
 
     def __init__(self, window: int = 8, lease_s: float = 600.0) -> None:
-        self.engine = Engine()
+        self.engine = NotingEngine()
         self.hub = ChannelHub(self.engine, window, lease_s)
         self.taken: list[EngineRequest] = []
         self.refusal: MantaError | None = None
@@ -349,7 +333,7 @@ def test_without_a_connection_the_handle_is_taken_and_that_is_told_once(
     there: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if there is _silent:
-        monkeypatch.setattr("app.deployments.channel.direct_port.FIRST_FRAME_TIMEOUT_S", limits.AT_ONCE_S)
+        monkeypatch.setattr("app.deployments.channel.direct_connection.FIRST_FRAME_TIMEOUT_S", limits.AT_ONCE_S)
 
     async def main() -> None:
         replica = Port()
