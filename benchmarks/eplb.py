@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from app import LLM, SamplingParams
-from benchmarks.offline import arguments, make_llm, random_prompt, write
+from benchmarks.offline import arguments, choices_of, make_llm, random_prompt, write
 
 NEAR = 3  # steps in flight: the outputs that say of a move are those of this many later gaps at most
 WARM_UP = 50  # steps
@@ -27,7 +27,7 @@ def gaps_of(llm: LLM, shape: str, batch: int, steps: int) -> tuple[list[float], 
     rng, core = random.Random(0), llm._core
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=steps)
     for i in range(batch):
-        core.enqueue(llm._generation.job(i, None, random_prompt(rng, 32, shape), params)[0].request)
+        core.enqueue(choices_of(llm, i, random_prompt(rng, 32, shape), params)[0].request)
     gaps, moved = [], []
     last = time.perf_counter()
     while core.has_work():

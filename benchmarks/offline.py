@@ -17,6 +17,8 @@ import torch
 
 from app import LLM, SamplingParams
 from app.engine.scheduler.scheduler import Scheduler
+from app.offline.generation import Choice
+from app.offline.prompts import Encoded
 from app.worker.graphs.static_inputs import StaticInputs
 from app.worker.worker import Worker
 from benchmarks.even_routing import route_evenly
@@ -59,6 +61,11 @@ def random_prompt(rng: random.Random, length: int, shape: str) -> list[int]:
     """Token ids that the shape's vocabulary holds."""
     most = min(10_000, SHAPES[shape]["vocab_size"] - 1)
     return [rng.randint(0, most) for _ in range(length)]
+
+
+def choices_of(llm: LLM, index: int, prompt: list[int], params: SamplingParams) -> list[Choice]:
+    """The choices of a prompt, whose requests whoever drives the engine's core itself gives to that."""
+    return llm._generation.job(index, Encoded(None, prompt), params)
 
 
 def timed(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from app import LLM, SamplingParams
-from benchmarks.offline import arguments, make_llm, random_prompt, timed, write
+from benchmarks.offline import arguments, choices_of, make_llm, random_prompt, timed, write
 
 PROMPT, OUTPUT = 512, 128
 REQUESTS_EACH = 4
@@ -55,10 +55,7 @@ def decode(llm: LLM, shape: str, batch: int, prompt: int, output: int) -> dict[s
     prompts = [random_prompt(rng, prompt, shape) for _ in range(batch)]
     params = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=output, seed=i) for i in range(batch)]
     core = llm._core
-    jobs = [
-        llm._generation.job(i, None, ids, own)[0].request
-        for i, (ids, own) in enumerate(zip(prompts, params, strict=True))
-    ]
+    jobs = [choices_of(llm, i, ids, own)[0].request for i, (ids, own) in enumerate(zip(prompts, params, strict=True))]
     for request in jobs:
         core.enqueue(request)
     counts: dict[str, int] = {}
@@ -84,8 +81,7 @@ def keep_in_flight(llm: LLM, shape: str, count: int, prompt: int, output: int) -
     core = llm._core
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=output)
     waiting = [
-        llm._generation.job(i, None, random_prompt(rng, prompt, shape), params)[0].request
-        for i in range(REQUESTS_EACH * count)
+        choices_of(llm, i, random_prompt(rng, prompt, shape), params)[0].request for i in range(REQUESTS_EACH * count)
     ]
     begin = time.perf_counter()
     while waiting or core.has_work():

@@ -19,7 +19,7 @@ import torch
 
 from app import LLM, SamplingParams
 from app.records.request_state import Request
-from benchmarks.offline import arguments, make_llm, random_prompt, write
+from benchmarks.offline import arguments, choices_of, make_llm, random_prompt, write
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ class Soak:
         options |= rng.choice(({}, {}, {}, {"logprobs": 5}, {"prompt_logprobs": 2}))
         options["max_tokens"] = rng.randint(1, self._longest // 2)
         params = SamplingParams(ignore_eos=True, seed=rng.randint(0, 1 << 30), **options)
-        for choice in self._llm._generation.job(self.tally.started, None, prompt, params):
+        for choice in choices_of(self._llm, self.tally.started, prompt, params):
             self._llm._core.enqueue(choice.request)
             self.requests[choice.request.request_id] = choice.request
             self.tally.started += 1

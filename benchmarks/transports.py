@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from app import LLM, SamplingParams
-from benchmarks.offline import arguments, make_llm, random_prompt, write
+from benchmarks.offline import arguments, choices_of, make_llm, random_prompt, write
 from benchmarks.one_gpu import worker_groups_on_one_gpu
 from benchmarks.serve_process import ROOT
 
@@ -34,7 +34,7 @@ def step_times(llm: LLM, shape: str, batch: int, steps: int) -> dict[str, float]
     """Median us of a step in which the whole batch decodes, and of the device in it."""
     core, rng = llm._core, random.Random(0)
     params = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=steps + 4)
-    jobs = [llm._generation.job(i, None, random_prompt(rng, PROMPT, shape), params)[0].request for i in range(batch)]
+    jobs = [choices_of(llm, i, random_prompt(rng, PROMPT, shape), params)[0].request for i in range(batch)]
     device: list[float] = []
     collect = core.executor.collect
 

@@ -18,6 +18,7 @@ import pytest
 from app import LLM, SamplingParams
 from app.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError
 from app.worker.build.parts import Parts
+from benchmarks.offline import choices_of
 from tests.limits import patience_s
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -364,3 +365,14 @@ def test_offline_nobody_waits_beside_a_long_step() -> None:
 
     assert _config({"model": "tiny-chat"}).max_step_s == 0
     assert _config({"model": "tiny-chat", "max_step_s": 0.2}).max_step_s == 0.2
+
+
+def test_whoever_steps_the_core_gets_the_tokens_of_generate(llm: LLM) -> None:
+    """As the benchmarks that time single steps do."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    expected = list(llm.generate([5, 6, 7], params, use_tqdm=False)[0].outputs[0].token_ids)
+    (choice,) = choices_of(llm, 0, [5, 6, 7], params)
+    llm._core.enqueue(choice.request)
+    while llm._core.has_work():
+        llm._core.step()
+    assert list(choice.request.token_ids[3:]) == expected
