@@ -13,8 +13,10 @@ from app.api.generation.render import find_model
 from app.api.http.body import describe_body, read_body
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, new_id, numbers
+from app.api.pooling.inputs import read_inputs
 from app.api.pooling.protocol import ClassifyRequest, PoolingRequest
-from app.api.pooling.run import pool, pooling_of, read_inputs
+from app.api.pooling.run import pool
+from app.api.pooling.texts import pooling_of
 from app.api.pooling.token_vectors import all_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError

@@ -18,7 +18,8 @@ from app.api.http.strict_models import StrictModel
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import meta_of, new_id
 from app.api.pooling.protocol import PooledBody
-from app.api.pooling.run import pool, pooling_of, prompted, tokenise
+from app.api.pooling.run import pool
+from app.api.pooling.texts import pooling_of, prompted, tokenise
 from app.api.pooling.vector_forms import VectorForm, in_form
 from app.bounds import Count, Items, Text
 from app.config.limits import RequestLimits

@@ -18,8 +18,10 @@ from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.listwise import Ranking, ranked
+from app.api.pooling.pictures import read_page, read_pairs
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoredText, ScoreRequest
-from app.api.pooling.run import pool, pooled_room, pooling_of, prompted, read_page, read_pairs, tokenise, tokenise_late
+from app.api.pooling.run import pool
+from app.api.pooling.texts import pooled_room, pooling_of, prompted, tokenise, tokenise_late
 from app.api.pooling.token_vectors import parts_of
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError, UnsupportedError

@@ -14,9 +14,9 @@ import pytest
 from app.api.chat.media_parts import ImagePart
 from app.api.http.held_bytes import HeldBytes, Holding
 from app.api.http.work_pool import RequestWork, WorkPool
-from app.api.pooling import run as pooling_run
+from app.api.pooling import pictures
+from app.api.pooling.pictures import read_pairs
 from app.api.pooling.protocol import ScoredText
-from app.api.pooling.run import read_pairs
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
 from app.media.reader import MediaReader
@@ -62,13 +62,13 @@ def test_many_short_documents_beside_a_picture_are_not_written_on_the_event_loop
 ) -> None:
     """The template stands in the prompt of each, however short the texts are."""
     threads: list[str] = []
-    plain = pooling_run._seen_pairs
+    plain = pictures._seen_pairs
 
     def noted(*arguments: Any) -> list[PoolingPrompt]:
         threads.append(threading.current_thread().name)
         return plain(*arguments)
 
-    monkeypatch.setattr(pooling_run, "_seen_pairs", noted)
+    monkeypatch.setattr(pictures, "_seen_pairs", noted)
     assert len(read(path, own_reader, MANY)) == len(MANY)
     assert threads
     assert all(name.startswith("work") for name in threads)
