@@ -11,6 +11,7 @@ from app.errors import UnsupportedError
 from app.kernels import exact_math
 from app.kernels.attention.reference import write_kv
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation, PlainActivation
+from app.kernels.fused.composed import Composed
 
 rms_norm = exact_math.rms_norm
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -21,18 +22,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    input_weight: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(s) * weight, s), s = x, normed if there is an input_weight, + residual; all [T, C]."""
-    total = (x if input_weight is None else rms_norm(x, input_weight, eps)) + residual
-    return (total if weight is None else rms_norm(total, weight, eps)), total
-
-
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the first Dr dimensions of x [T, H, D] by cos and sin [T, 1, Dr], in fp32 and rounded once."""
     rotary_dim = cos.shape[-1]
@@ -41,6 +30,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     wide = x.float()
     turned = wide.roll(rotary_dim // 2, dims=-1).mul_(sin.float())  # a product of its own, never fused into the sum
     return wide.mul(cos.float()).add_(turned).to(x.dtype)
+
+
+_COMPOSED = Composed(rms_norm, rotate)
+add_rms_norm = _COMPOSED.add_rms_norm
 
 
 def rotate_and_write(
@@ -61,18 +54,6 @@ def rotate_and_write(
         key = rms_norm(key, norm.key_weight, norm.eps)
     write_kv(rotate(key, cos, sin), value, kv_cache, slots, kv_scales)
     return rotate(query, cos, sin)
-
-
-def rotate_heads(
-    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: HeadNorm | None, num_queries: int
-) -> None:
-    """heads [T, H, D], queries first, then keys, are normed and rotated in place."""
-    if norm is None:
-        heads.copy_(rotate(heads, cos, sin))
-        return
-    query, key = heads[:, :num_queries], heads[:, num_queries:]
-    query.copy_(rotate(rms_norm(query, norm.query_weight, norm.eps), cos, sin))
-    key.copy_(rotate(rms_norm(key, norm.key_weight, norm.eps), cos, sin))
 
 
 def rotate_and_write_latent(
@@ -112,7 +93,7 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
 OPS = FusedOps(
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
-    rotate_heads=rotate_heads,
+    rotate_heads=_COMPOSED.rotate_heads,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     rms_norm=rms_norm,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from app.kernels.attention.reference import quantize, write_kv
 from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
+from app.kernels.fused.composed import Composed
 
 _LEAST_SQUARE = 1e-38  # so that its root can be divided by in fp32, too
 
@@ -35,24 +36,16 @@ def _zero(dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(1, dtype=dtype)
 
 
-def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    input_weight: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(s) * weight, s), s = x, normed if there is an input_weight, + residual; all [T, C]."""
-    total = (x if input_weight is None else rms_norm(x, input_weight, eps)) + residual
-    return (total if weight is None else rms_norm(total, weight, eps)), total
-
-
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the first Dr dimensions of x [T, H, D] by cos and sin [T, 1, Dr]."""
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
     return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
+
+
+_COMPOSED = Composed(rms_norm, rotate)
+add_rms_norm = _COMPOSED.add_rms_norm
 
 
 def rotate_and_write(
@@ -78,18 +71,6 @@ def rotate_and_write(
         key = rotate(rms_norm(key, norm.key_weight, norm.eps), cos, sin)
     write_kv(key, value, kv_cache, slots, kv_scales)
     return query
-
-
-def rotate_heads(
-    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: HeadNorm | None, num_queries: int
-) -> None:
-    """heads [T, H, D], queries first, then keys, are normed and rotated in place."""
-    if norm is None:
-        heads.copy_(rotate(heads, cos, sin))
-        return
-    query, key = heads[:, :num_queries], heads[:, num_queries:]
-    query.copy_(rotate(rms_norm(query, norm.query_weight, norm.eps), cos, sin))
-    key.copy_(rotate(rms_norm(key, norm.key_weight, norm.eps), cos, sin))
 
 
 def rotate_and_write_latent(
@@ -133,7 +114,7 @@ def act_and_mul(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Ten
 OPS = FusedOps(
     add_rms_norm=add_rms_norm,
     rotate_and_write=rotate_and_write,
-    rotate_heads=rotate_heads,
+    rotate_heads=_COMPOSED.rotate_heads,
     rotate_and_write_latent=rotate_and_write_latent,
     act_and_mul=act_and_mul,
     rms_norm=rms_norm,

@@ -70,7 +70,7 @@ def rotate_heads_kernel(
 def rotate_heads(
     heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: HeadNorm | None, num_queries: int
 ) -> None:
-    """The same as `reference.rotate_heads`."""
+    """The same as `Composed.rotate_heads`."""
     num_tokens, num_heads, head_dim = heads.shape
     assert heads.stride(2) == cos.stride(2) == 1, "heads and angles must be contiguous"
     assert cos.stride() == sin.stride(), "cos and sin must lie alike"

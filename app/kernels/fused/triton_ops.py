@@ -56,7 +56,7 @@ def add_rms_norm(
     eps: float,
     input_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `reference.add_rms_norm`."""
+    """The same as `Composed.add_rms_norm`."""
     num_tokens, size = residual.shape
     assert x.stride(1) == residual.stride(1) == 1, "rows must be contiguous"
     total = torch.empty(num_tokens, size, dtype=residual.dtype, device=x.device)
