@@ -38,6 +38,7 @@ class DirectPort:
         self._replica_id = replica_id
         self._handle = handle
         self._connection: DirectConnection | None = None
+        self._was_unread = False  # by a replica of another version, as it has been said
 
     @property
     def is_connected(self) -> bool:
@@ -65,9 +66,7 @@ class DirectPort:
             try:
                 return decode_refusals(await self._connection.ask(Kind.SUBMIT, content, SUBMIT_TIMEOUT_S))
             except UnreadableError:
-                logger.warning(
-                    "engine replica %s cannot read requests of this ingress; Serve's handle can", self._replica_id
-                )
+                self._note_unread()
         return await self._handle.submit(channel_id, requests)
 
     async def seclude(self, channel_id: str, stream_id: str) -> bool:
@@ -83,6 +82,13 @@ class DirectPort:
             await self._handle.control(message)
         else:
             self._connection.tell(Kind.CONTROL, message)
+
+    def _note_unread(self) -> None:
+        if not self._was_unread:
+            logger.warning(
+                "engine replica %s cannot read requests of this ingress; Serve's handle can", self._replica_id
+            )
+        self._was_unread = True
 
     async def _connect(self, opening: Opening) -> DirectConnection | None:
         connection, began = DirectConnection(self._secret, opening), time.monotonic()

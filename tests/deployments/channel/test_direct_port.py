@@ -283,7 +283,9 @@ def test_what_has_no_form_goes_over_the_handle() -> None:
     run(main())
 
 
-def test_what_the_replica_cannot_read_goes_over_the_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_replica_cannot_read_goes_over_the_handle_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def unread(data: bytes) -> None:
         raise ValueError("requests that cannot be read")
 
@@ -291,12 +293,14 @@ def test_what_the_replica_cannot_read_goes_over_the_handle(monkeypatch: pytest.M
         replica = Port()
         client = await opened(await direct(replica, handle=replica))
         monkeypatch.setattr("app.deployments.channel.channel_listener.decode_requests", unread)
-        stream = await client.submit(request())
-        replica.hub.dispatch([EngineOutput("a", [1], "stop")])
-        assert await tokens_of(stream) == [[1]]
+        for name in "abc":
+            stream = await client.submit(request(name))
+            replica.hub.dispatch([EngineOutput(name, [1], "stop")])
+            assert await tokens_of(stream) == [[1]]
         client.close()
 
     run(main())
+    assert [one.args for one in caplog.records if "cannot read requests" in one.msg] == [("r1",)]
 
 
 async def _silent() -> Address:
