@@ -60,10 +60,12 @@ class HiddenStates:
 
     last: torch.Tensor  # [T, C] of this stage's last layer, after the final norm in the last stage
     inputs_of: Mapping[int, torch.Tensor]  # [T, C] what chosen layers read, by their number; before any norm
+    of_ends: bool = False  # whether `last` is [R, C], of the last token of each of the step's rows
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> HiddenStates:
         """The same of each of its tensors."""
-        return HiddenStates(change(self.last), {layer: change(x) for layer, x in self.inputs_of.items()})
+        inputs_of = {layer: change(x) for layer, x in self.inputs_of.items()}
+        return HiddenStates(change(self.last), inputs_of, self.of_ends)
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +81,9 @@ class ForwardContext:
     wanted: frozenset[int] = frozenset()  # layers whose input features want
     kept: dict[int, torch.Tensor] = field(default_factory=dict)  # those inputs, [T, C] each
     states: Sequence[tuple[torch.Tensor, ...]] = ()  # one for each layer that attends: its states, see its `state_spec`
+    # int [N]: tokens whose hidden states are read: what follows the last attention computes no others; None: all
+    read: torch.Tensor | None = None
+    slots: torch.Tensor | None = None  # int64 [T], where the step's tokens are some of those that attention is told of
 
     def keep(self, layer: int, x: torch.Tensor) -> None:
         """The layer of this number is about to read x [T, C]; behind the last one: what it gave."""
@@ -89,4 +94,19 @@ class ForwardContext:
     def slot_mapping(self) -> torch.Tensor:
         """int64 [T], below 0 at padding: a token that nobody reads, and for which no expert need compute. Of any
         group of layers: they all agree on that."""
-        return self.attention[0].slot_mapping
+        return self.attention[0].slot_mapping if self.slots is None else self.slots
+
+    def of_read(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, ...] -> [N, ...], of the tokens that are read."""
+        return x if self.read is None else x.index_select(0, self.read)
+
+    def behind(self) -> ForwardContext:
+        """The step as it goes on behind the attention that leaves these tokens alone."""
+        if self.read is None:
+            return self
+        slots = self.of_read(self.slot_mapping)
+        return replace(self, positions=self.of_read(self.positions), slots=slots, read=None)
+
+    def before_last(self) -> ForwardContext:
+        """The step as all layers but the last see it."""
+        return self if self.read is None else replace(self, read=None)

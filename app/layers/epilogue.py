@@ -13,7 +13,7 @@ import torch
 
 from app.distributed.parallel_groups import RankGroup
 from app.kernels.fused import FUSED_OPS, GatedActivation
-from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT
+from app.kernels.gemm import Activations, DeferredActivation, GatedRows, Inputs, LinearOps, WeightT, materialize
 from app.kernels.moe import ExpertRows
 from app.layers.activation import PLAIN_ACTIVATIONS, activation
 from app.layers.context import BuildContext
@@ -24,6 +24,10 @@ ResultT = TypeVar("ResultT", covariant=True)
 
 class Epilogue(Protocol[ResultT]):
     """Does what may follow a product."""
+
+    def read(self, x: Inputs) -> Inputs:
+        """Returns the rows of x [T, K] that the product is made of, where not all are wanted behind it."""
+        return x
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> ResultT:
         """The product x [T, K] W^T + b with weight [N, K], and what follows."""
@@ -41,7 +45,14 @@ class Epilogue(Protocol[ResultT]):
 
 
 class Plain(Epilogue[torch.Tensor]):
-    """The product itself."""
+    """The product itself; `rows`: of those of x alone."""
+
+    def __init__(self, rows: torch.Tensor | None = None) -> None:
+        self._rows = rows
+
+    def read(self, x: Inputs) -> Inputs:
+        """See Epilogue.read."""
+        return x if self._rows is None else materialize(x).index_select(0, self._rows)
 
     def joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None) -> torch.Tensor:
         """The product alone, [T, N]."""
@@ -98,6 +109,17 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
     norm: Norm | None
     scale: float = 1.0  # of the product
     first: Norm | None = None  # norms the product before it is added
+    rows: torch.Tensor | None = None  # int [N]: those of x to make the product of; None: all
+
+    def of(self, rows: torch.Tensor | None) -> AddNorm:
+        """The same for these rows alone, int [N], of x and of the residual; None: for all."""
+        if rows is None:
+            return self
+        return AddNorm(self.residual.index_select(0, rows), self.norm, self.scale, self.first, rows)
+
+    def read(self, x: Inputs) -> Inputs:
+        """See Epilogue.read."""
+        return x if self.rows is None else materialize(x).index_select(0, self.rows)
 
     def joined(
         self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None

@@ -97,6 +97,7 @@ class Linear(AdaptedLayer):
 
     def forward(self, x: Inputs, epilogue: Epilogue[Any] = PLAIN) -> Any:
         """[T, input_size] -> [T, output_size], or what the epilogue makes of it."""
+        x = epilogue.read(x)
         if self.packed is not None and self.packed_ops is None:
             return self._after_packed(x, self.packed, epilogue)
         if self.packed is not None and self.packed_ops is not None:

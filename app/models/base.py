@@ -22,6 +22,7 @@ class EngineModel(Layer, ABC):
     # What it wants of the worker besides, as "module:attribute": makes a WorkerFeature (worker/features), or None.
     features: tuple[str, ...] = ()
     keeps_inputs: bool = False  # whether it shows what its layers read (ForwardContext.keep)
+    heeds_read: bool = False  # whether it gives the hidden states of some tokens alone (ForwardContext.read)
     # Whether PEFT takes inputs and outputs of its layers' experts for each other (loading/adapter_experts.py).
     swaps_expert_adapters: bool = False
 

@@ -78,7 +78,7 @@ class Decoder(Layer):
         self.project_out = ReplicatedLinear(ctx, s.hidden_size, size, bias=False) if last and projects else None
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """int [T] -> hidden states [T, C]; a later stage goes on from `ctx.hidden`."""
+        """int [T] -> hidden states [T, C], or of `ctx.read` alone; a later stage goes on from `ctx.hidden`."""
         x = self._embed(input_ids, ctx) if ctx.hidden is None else ctx.hidden
         if self.layer_inputs is not None:
             embedded = x if ctx.hidden is None else self._embed(input_ids, ctx)
@@ -90,19 +90,22 @@ class Decoder(Layer):
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)
         calls = layers if self.offload is None else self.offload.begin()
-        shown = Shown.of(ctx)
+        shown, last, of_layer = Shown.of(ctx), self.indices[-1], ctx.before_last()
+        narrows = getattr(layers[-1], "narrows", False) and last >= shown.num_deep
         for index, call, next_norm in zip(self.indices, calls, norms[1:], strict=True):
             ctx.keep(index, x)
+            if index == last and narrows:
+                of_layer = ctx
             if index < shown.num_deep:  # features are added between the layer and the next one's norm
-                _, x = call(normed, x, None, ctx)
+                _, x = call(normed, x, None, of_layer)
                 x = shown.add(index, x)
                 normed = x if next_norm is None else next_norm(x)
             else:
-                normed, x = call(normed, x, next_norm, ctx)
-        ctx.keep(self.indices[-1] + 1, x)
+                normed, x = call(normed, x, next_norm, of_layer)
+        ctx.keep(last + 1, x)
         if self.offload is not None:
             self.offload.end()
-        hidden = materialize(normed)
+        hidden = materialize(normed) if narrows else ctx.of_read(materialize(normed))
         return hidden if self.project_out is None else self.project_out(hidden)
 
     def _embed(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -123,7 +126,7 @@ class Decoder(Layer):
 class CausalLM(EngineModel):
     """A language model; a family overrides `settings`, and the others where it is not Llama's way."""
 
-    keeps_inputs = True
+    keeps_inputs = heeds_read = True
 
     blocks: ClassVar[Blocks] = Blocks()
     rope_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what config.json may leave out

@@ -47,6 +47,7 @@ class ForwardPass:
         self.within_classes: Callable[[Sequence[int]], AbstractContextManager[object]] = nullcontext
         # Within these states go through tokens once more, which stay (app/worker/spec_decode/drafted_states.py).
         self.within_states: Callable[[StateStep], AbstractContextManager[object]] = nullcontext
+        self._reads_ends = False
         self._stage_layers = stage_layers
         self._wanted: frozenset[int] = frozenset()
         self._from_before: list[int] = []  # of the wanted ones, those of earlier stages
@@ -68,6 +69,15 @@ class ForwardPass:
         self._wanted = frozenset(layers)
         self._from_before = sorted(layer for layer in layers if layer < own.start)
         self._to_next = [] if self.link.is_last else sorted(layer for layer in layers if layer < own.stop)
+
+    def read_ends(self) -> None:
+        """From now on the head reads the hidden states of rows' last tokens alone."""
+        self._reads_ends = True
+
+    @property
+    def reads_ends(self) -> bool:
+        """True if others need not be computed, but for features that say so (`WorkerFeature.reads_all`)."""
+        return self._reads_ends and self.link.is_last and self.model.heeds_read and not self._wanted
 
     @property
     def is_capturable(self) -> bool:
@@ -114,8 +124,10 @@ class ForwardPass:
         attention: AttentionMetadata,
         received: torch.Tensor | None = None,
         layer_inputs: Mapping[str, torch.Tensor] | None = None,
+        ends: torch.Tensor | None = None,
     ) -> ForwardContext:
-        """A step of T tokens as layers see it; `received` [T, received_width] comes from the stage before."""
+        """A step of T tokens as layers see it; `received` [T, received_width] comes from the stage before; `ends` [R]:
+        rows' last tokens, if hidden states of others are not read."""
         hidden, kept = received, {}
         if received is not None and self._from_before:
             hidden, *earlier = (part.contiguous() for part in torch.split(received, self.link.hidden_size, dim=1))
@@ -129,13 +141,14 @@ class ForwardPass:
             wanted=self._wanted,
             kept=kept,
             states=self.cache.states,
+            read=ends,
         )
 
     def compute(self, input_ids: torch.Tensor, ctx: ForwardContext) -> HiddenStates:
         """int [T], or the context's hidden states of the stage before -> hidden states; the tokens' keys and values go
         into the cache."""
         last: torch.Tensor = self.model(input_ids, ctx)
-        return HiddenStates(last, ctx.kept)
+        return HiddenStates(last, ctx.kept, ctx.read is not None)
 
     def to_send(self, hidden: HiddenStates) -> torch.Tensor:
         """[T, sent_width] for the next stage."""

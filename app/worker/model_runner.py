@@ -93,11 +93,15 @@ class ModelRunner:
         parts = self._features.parts_of(batch.host.rows)
         self._features.inputs(batch.view, parts)
         is_plain = not parts & self._features.forward_parts
+        reads_ends = is_plain and self._forward.reads_ends
+        if reads_ends and self._features.read_all(batch.host.rows):
+            is_plain = reads_ends = False
         hidden = None if self._prompts is None or not is_plain else self._prompts.hidden(batch)
         ctx = None
         if hidden is None:
             received = self._forward.receive(len(batch.positions))
-            ctx = self._forward.context(batch.positions, batch.attention, received, batch.view.layer_inputs)
+            ends, brought = batch.ends if reads_ends else None, batch.view.layer_inputs
+            ctx = self._forward.context(batch.positions, batch.attention, received, brought, ends)
             hidden = self._forward.run(batch.input_ids, ctx)
         elif self._head.reads_context:
             ctx = self._forward.context(batch.positions, batch.attention, None, batch.view.layer_inputs)

@@ -5,7 +5,7 @@ Requests enter at once; each step gives every unfinished one its next `chunk` to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from app.config.engine import EngineConfig
-from app.layers.context import HiddenStates
+from app.layers.context import ForwardContext, HiddenStates
 from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
@@ -82,16 +82,22 @@ def replay_prompts(worker: Worker | None, most_tokens: int = 192) -> list[Prompt
 
 
 def all_logits(driver: Driver, prompt: list[int], *asks: object) -> torch.Tensor:
-    """Logits [T, V] of every token of a prompt, through the worker's own steps."""
+    """Logits [T, V] of every token of a prompt, through the worker's own steps; what these read of them alone is the
+    same."""
     found: list[torch.Tensor] = []
     assert driver.worker._runner is not None
     forward = driver.worker._runner._forward
     run = forward.run
 
-    def spy(*args: Any) -> HiddenStates:
-        hidden = run(*args)
-        found.append(forward.logits(hidden.last))
-        return hidden
+    def spy(input_ids: torch.Tensor, ctx: ForwardContext) -> HiddenStates:
+        whole = run(input_ids, replace(ctx, read=None))
+        found.append(forward.logits(whole.last))
+        if ctx.read is None:
+            return whole
+        read = HiddenStates(whole.last[ctx.read], whole.inputs_of, of_ends=True)
+        if not any(ctx.states):  # which would go through the tokens twice
+            torch.testing.assert_close(run(input_ids, ctx).last, read.last)
+        return read
 
     forward.run = spy  # type: ignore[method-assign]
     driver.run([Run(prompt, greedy(1), asks=asks)])

@@ -20,6 +20,7 @@ class DecoderLayer(Layer, ABC):
     """A layer of a decoder; its kind says which norms it has, and how `forward` joins them."""
 
     norms: ClassVar[Mapping[str, bool]]  # name -> whether only linear layers read what it gives
+    narrows: ClassVar[bool] = False  # whether behind its attention it heeds ForwardContext.read
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__()

@@ -19,24 +19,29 @@ class PostNormLayer(DecoderLayer):
     norms = MappingProxyType({"post_attention_layernorm": False, "post_feedforward_layernorm": False})
     post_attention_layernorm: Norm
     post_feedforward_layernorm: Norm
+    narrows = True
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer; of the last one, x after the final norm first."""
-        _, x = self.self_attn(x, AddNorm(x, None, first=self.post_attention_layernorm), ctx)
+        add = AddNorm(x, None, first=self.post_attention_layernorm).of(ctx.read)
+        _, x = self.self_attn(x, add, ctx)
         add = AddNorm(x, next_norm, first=self.post_feedforward_layernorm)
-        return self.mlp(x, add, ctx)  # type: ignore[no-any-return]
+        return self.mlp(x, add, ctx.behind())  # type: ignore[no-any-return]
 
 
 class NormedSumLayer(PostNormLayer):
     """norm(x + attention(x)), then norm(x + mlp(x)): as the first Transformer did."""
 
+    narrows = True
+
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """(x [T, C], x) -> the same of the next layer."""
-        normed, _ = self.self_attn(x, AddNorm(x, self.post_attention_layernorm), ctx)
-        normed, _ = self.mlp(normed, AddNorm(materialize(normed), self.post_feedforward_layernorm), ctx)
+        normed, _ = self.self_attn(x, AddNorm(x, self.post_attention_layernorm).of(ctx.read), ctx)
+        add = AddNorm(materialize(normed), self.post_feedforward_layernorm)
+        normed, _ = self.mlp(normed, add, ctx.behind())
         x = materialize(normed)
         return (x if next_norm is None else next_norm(x)), x

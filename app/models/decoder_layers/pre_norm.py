@@ -20,6 +20,7 @@ class PreNormLayer(DecoderLayer):
 
     norms = MappingProxyType({"input_layernorm": True, "post_attention_layernorm": True})
     post_attention_layernorm: Norm
+    narrows = True
 
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)
@@ -29,5 +30,6 @@ class PreNormLayer(DecoderLayer):
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
-        normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm, self.scale), ctx)
-        return self.mlp(normed, AddNorm(x, next_norm, self.scale), ctx)  # type: ignore[no-any-return]
+        add = AddNorm(x, self.post_attention_layernorm, self.scale).of(ctx.read)
+        normed, x = self.self_attn(normed, add, ctx)
+        return self.mlp(normed, AddNorm(x, next_norm, self.scale), ctx.behind())  # type: ignore[no-any-return]

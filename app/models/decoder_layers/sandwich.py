@@ -27,12 +27,13 @@ class SandwichLayer(DecoderLayer):
     post_attention_layernorm: Norm
     pre_feedforward_layernorm: Norm
     post_feedforward_layernorm: Norm
+    narrows = True
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """See PreNormLayer.forward."""
-        add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm)
+        add = AddNorm(x, self.pre_feedforward_layernorm, first=self.post_attention_layernorm).of(ctx.read)
         normed, x = self.self_attn(normed, add, ctx)
         add = AddNorm(x, next_norm, first=self.post_feedforward_layernorm)
-        return self.mlp(normed, add, ctx)  # type: ignore[no-any-return]
+        return self.mlp(normed, add, ctx.behind())  # type: ignore[no-any-return]

@@ -17,6 +17,8 @@ from app.models.decoder_settings import DecoderSettings
 class WeighedSumLayer(PreNormLayer):
     """w1 * x + attention(norm(x)), then w2 * x + mlp(norm(x))."""
 
+    narrows = True
+
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)
         self.input_residual = Weight(torch.empty(settings.hidden_size, dtype=ctx.dtype), REPLICATED)
@@ -26,5 +28,6 @@ class WeighedSumLayer(PreNormLayer):
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
-        normed, x = self.self_attn(normed, AddNorm(x * self.input_residual, self.post_attention_layernorm), ctx)
-        return self.mlp(normed, AddNorm(x * self.post_attention_residual, next_norm), ctx)  # type: ignore[no-any-return]
+        add = AddNorm(x * self.input_residual, self.post_attention_layernorm).of(ctx.read)
+        normed, x = self.self_attn(normed, add, ctx)
+        return self.mlp(normed, AddNorm(x * self.post_attention_residual, next_norm), ctx.behind())  # type: ignore[no-any-return]

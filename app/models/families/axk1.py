@@ -29,6 +29,8 @@ _DEFAULTS = {
 class NormedExpertsLayer(PreNormLayer):
     """Puts what experts give through a norm before it is added."""
 
+    narrows = True
+
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)
         has_experts = settings.experts is not None and place.index in settings.experts.layers
@@ -38,8 +40,9 @@ class NormedExpertsLayer(PreNormLayer):
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
     ) -> tuple[Activations, torch.Tensor]:
         """See DecoderLayer.forward."""
-        normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm), ctx)
-        return self.mlp(normed, AddNorm(x, next_norm, first=self.post_mlp_layernorm), ctx)  # type: ignore[no-any-return]
+        normed, x = self.self_attn(normed, AddNorm(x, self.post_attention_layernorm).of(ctx.read), ctx)
+        add = AddNorm(x, next_norm, first=self.post_mlp_layernorm)
+        return self.mlp(normed, add, ctx.behind())  # type: ignore[no-any-return]
 
 
 class AXK1ForCausalLM(LatentCausalLM):

@@ -141,6 +141,8 @@ def _head(
         layers, room = _state_layers(forward.model), DraftRoom(config.max_num_seqs, 1 + num_drafts)
         states = RelayedStates(layers, forward.cache, _within(forward), room) if layers and num_drafts else None
         return RelayHead(forward.link, state, num_drafts, states)
+    if drafting is None:
+        forward.read_ends()
     # Steps of which the host has not heard when it writes a message: those in flight, and one held back by the worker.
     slack = num_drafts * (config.max_inflight_steps + 1)
     return SamplingHead(forward, state, drafting, slack, config.logits_processors, exact=config.is_exact)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.kernels.sampling import LOG_SOFTMAX
 from app.layers.context import HiddenStates
@@ -39,6 +41,10 @@ class PromptLogprobs(WorkerFeature):
     def leave(self, row: int) -> None:
         """The row was freed."""
         self._counts.pop(row, None)
+
+    def reads_all(self, rows: NDArray[np.int64]) -> bool:
+        """True if one of the rows asks."""
+        return bool(self._counts) and any(row in self._counts for row in rows.tolist())
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """Pieces for the step's hidden states. The token at position p describes the prompt token at p + 1."""

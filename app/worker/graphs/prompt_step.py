@@ -157,18 +157,21 @@ class PromptStep:
             more_tables=tuple(zip(more, own.more_slots[:, :width], strict=True)),
             rows=own.rows[: key.rows],
         )
-        ctx = self._forward.context(own.positions[:width], meta)
-        hidden, most = self._forward.compute(own.input_ids[:width], ctx), len(own.positions)
+        ends = meta.query_start_loc[1:] - 1 if self._forward.reads_ends else None
+        ctx = self._forward.context(own.positions[:width], meta, ends=ends)
+        hidden = self._forward.compute(own.input_ids[:width], ctx)
         if self._hidden is None:  # in the run before the first is recorded
+            most = len(own.positions) if ends is None else len(own.seq_lens)
             self._hidden = hidden.map(lambda x: x.new_empty(most, *x.shape[1:]))
-        self._hidden.last[:width].copy_(hidden.last)
+        self._hidden.last[: len(hidden.last)].copy_(hidden.last)
         for layer, x in hidden.inputs_of.items():
             self._hidden.inputs_of[layer][:width].copy_(x)
 
     def hidden_of(self, key: PromptKey, batch: InputBatch) -> HiddenStates:
         """The hidden states of the step that was loaded and run."""
         assert self._hidden is not None, "a replay of what never ran"
-        decodes, count = batch.attention.num_decodes, len(batch.positions)
+        decodes = batch.attention.num_decodes
+        count = len(batch.attention.seq_lens if self._hidden.of_ends else batch.positions)
         if key.decodes == decodes:
             return self._hidden.map(lambda x: x[:count])
         end = key.decodes + count - decodes

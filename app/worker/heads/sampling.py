@@ -66,7 +66,8 @@ class SamplingHead(Head):
         if len(sampled.rows) == 0:
             results, kept = self.empty(step.step_id), (batch.targets, batch.targets)  # both empty
         else:
-            logits = self._forward.logits(hidden.last[batch.logits_indices], batch.logits_indices)
+            chosen = hidden.last.index_select(0, batch.sampling if hidden.of_ends else batch.logits_indices)
+            logits = self._forward.logits(chosen, batch.logits_indices)
             results = self._sample(step.step_id, logits, sampled, batch.device_lengths)
             if self._drafting is not None and len(sampled.rows) < len(rows):
                 rows = to_device(sampled.rows.astype(np.int32), self.device)

@@ -21,7 +21,7 @@ from app.worker.rows.row_state import RowState
 from app.worker.rows.step_inputs import HostRows, Line, StepView, send
 
 Int64Array = NDArray[np.int64]
-BASE = tuple(Line(name, torch.int32) for name in ("rows", "starts", "indices"))
+BASE = tuple(Line(name, torch.int32) for name in ("rows", "starts", "indices", "sampling"))
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,9 +57,15 @@ class InputBatch:
     host: HostRows
     view: StepView
     sampled: SampledRows
+    sampling: torch.Tensor  # int32 [N]: which of the step's rows sample
     logits_indices: torch.Tensor  # int64 [L]: the tokens of the step behind which one is sampled
     device_lengths: torch.Tensor  # int64 [L] tokens before the new one = absolute position of the new one
     targets: torch.Tensor  # int64 [L] its place in RowState.flat_token_ids
+
+    @property
+    def ends(self) -> torch.Tensor | None:
+        """int32 [R]: the last token of each row; None: no row has several."""
+        return None if len(self.positions) == len(self.host.rows) else self.view.starts[1:] - 1
 
 
 def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
@@ -72,7 +78,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
     check_rows(state, step, seq_lens)
     sampled = SampledRows.of(step, starts[1:], seq_lens)
     lines: list[Line] = [*BASE]
-    arrays: list[NDArray[Any]] = [step.rows, starts, sampled.indices]
+    arrays: list[NDArray[Any]] = [step.rows, starts, sampled.indices, np.flatnonzero(step.samples)]
     for entry in state.inputs.for_layers:
         lines.append(entry.line)
         arrays.append(entry.values[rows])
@@ -88,6 +94,7 @@ def build_input_batch(step: SchedulerOutput, state: RowState) -> InputBatch:
         host=host,
         view=StepView(tensors, sent["starts"], sent, host),
         sampled=sampled,
+        sampling=sent["sampling"],
         logits_indices=indices,
         device_lengths=tensors.lengths[indices],
         targets=tensors.targets[indices],

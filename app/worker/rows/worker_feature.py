@@ -73,12 +73,17 @@ class WorkerFeature:
         """True if a step of these rows [R] must not run over static tensors, though each gets one token."""
         return False
 
+    def reads_all(self, rows: NDArray[np.int64]) -> bool:
+        """True if, of a step of these rows [R], `hidden` reads the states of other tokens than each row's last."""
+        return False
+
     def inputs(self, view: StepView) -> None:
         """Put tensors [T, ...] that layers read into `view.layer_inputs`, made on the device of what the view holds:
         the same lines run in ordinary steps and, once for all its replays, in the capture of a step."""
 
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
-        """The step's hidden states, before the head reads them. Captured like `inputs`."""
+        """The step's hidden states, before the head reads them: in a step with prompts, where no feature `reads_all`,
+        perhaps of rows' last tokens alone (`HiddenStates.of_ends`). Captured like `inputs`."""
 
     def stand_in(self, num_tokens: int) -> AbstractContextManager[None]:
         """Within it, layers find what a step of so many tokens with the feature's `part` would give them, though no
@@ -128,6 +133,7 @@ class WorkerFeatures:
         self._all = tuple(features)
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
         self._ordinary = self._overriding("is_ordinary")
+        self._reads_all = self._overriding("reads_all")
         self._inputs, self._hidden, self._logits = map(self._overriding, ("inputs", "hidden", "logits"))
         self._after, self._report = map(self._overriding, ("after", "report"))
         self.standing_in = self._overriding("stand_in")
@@ -227,6 +233,10 @@ class WorkerFeatures:
     def are_ordinary(self, rows: NDArray[np.int64]) -> bool:
         """True if a feature wants a step of these rows [R] not to be static."""
         return any(feature.is_ordinary(rows) for feature in self._ordinary)
+
+    def read_all(self, rows: NDArray[np.int64]) -> bool:
+        """True if a feature reads hidden states of all tokens of a step of these rows [R]."""
+        return any(feature.reads_all(rows) for feature in self._reads_all)
 
     def inputs(self, view: StepView, parts: frozenset[str]) -> None:
         """Adds what the features bring to the layers of a step with these parts."""

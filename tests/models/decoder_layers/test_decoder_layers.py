@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from app.layers.context import ForwardContext
 from app.layers.norm import Norm
+from app.models import families
 from app.models.blocks import Blocks, LayerPlace
+from app.models.decoder_layers.base import DecoderLayer
 from app.models.decoder_layers.one_block import OneBlockLayer
 from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
 from app.models.decoder_layers.partial import PartialLayer
@@ -46,7 +51,7 @@ class Block(nn.Module):
 
     def __call__(self, x: torch.Tensor, epilogue: Any = None, ctx: Any = None) -> Any:
         self.ctx = ctx or self.ctx
-        return x @ self.matrix if epilogue is None else epilogue.after(x @ self.matrix)
+        return x @ self.matrix if epilogue is None else epilogue.after(epilogue.read(x) @ self.matrix)
 
 
 @dataclass
@@ -57,6 +62,8 @@ class Settings:
 
 
 BLOCKS = Blocks(norm=lambda *_: Times(), attention=lambda *_: Block(), mlp=lambda *_: Block())  # type: ignore[arg-type, return-value]
+FAMILY_FILES = [f"app.models.families.{path.stem}" for path in sorted(Path(families.__file__).parent.glob("[a-z]*.py"))]
+STEP = ForwardContext(torch.arange(3), [], [])
 Formula = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
@@ -115,7 +122,7 @@ def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
     layer = kind(None, Settings(), LayerPlace(0, 0, cast(Any, None)), BLOCKS)
     x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
     normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
-    step: Any = object()
+    step = STEP
     normed, total = layer(normed, x, next_norm, step)
     assert layer.self_attn.ctx is layer.mlp.ctx is step
     expected = formula(layer, x)
@@ -123,11 +130,41 @@ def test_formula(kind: Any, formula: Formula, is_last_of_stage: bool) -> None:
     torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
 
 
+@pytest.mark.parametrize(
+    "kind", [PreNormLayer, SandwichLayer, PostNormLayer, NormedSumLayer, ParallelLayer, TwoNormParallelLayer]
+)
+def test_behind_attention_for_the_tokens_that_are_read(kind: Any) -> None:
+    layer = kind(None, Settings(), LayerPlace(0, 0, cast(Any, None)), BLOCKS)
+    x, read = torch.randn(3, WIDTH), torch.tensor([2, 0], dtype=torch.int32)
+    normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
+    whole = layer(normed, x, Times(), STEP)[1]
+    narrow = replace(STEP, read=read, slots=torch.tensor([7, -1, 9]))
+    _, total = layer(normed, x, Times(), narrow)
+    assert layer.narrows
+    assert layer.self_attn.ctx is narrow, "which attends from all of them"
+    torch.testing.assert_close(total, whole[[2, 0]])
+    behind = layer.mlp.ctx
+    assert behind.read is None
+    assert behind.positions.tolist() == [2, 0]
+    assert behind.slot_mapping.tolist() == [9, 7]
+
+
+def test_who_joins_blocks_in_a_way_of_its_own_says_whether_it_heeds_what_is_read() -> None:
+    for path in FAMILY_FILES:
+        importlib.import_module(path)
+    waiting, silent = [DecoderLayer], []
+    while waiting:
+        kinds = waiting.pop().__subclasses__()
+        waiting += kinds
+        silent += [kind for kind in kinds if "forward" in vars(kind) and kind.narrows and "narrows" not in vars(kind)]
+    assert silent == []
+
+
 @pytest.mark.parametrize("is_last_of_stage", [False, True])
 def test_a_layer_of_one_block(is_last_of_stage: bool) -> None:
     layer: Any = OneBlockLayer(cast(Any, None), cast(Any, Settings()), LayerPlace(0, 0, cast(Any, None)), BLOCKS)
     x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
-    normed, total = layer(layer.input_layernorm(x), x, next_norm, cast(Any, object()))
+    normed, total = layer(layer.input_layernorm(x), x, next_norm, STEP)
     expected = x + layer.mixer(layer.input_layernorm(x))
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(normed, expected if next_norm is None else next_norm(expected))
@@ -140,7 +177,7 @@ def test_a_layer_that_lacks_a_block(attends: bool, feeds: bool, is_last_of_stage
     layer: Any = PartialLayer(nothing, cast(Any, Settings()), place, BLOCKS, attends=attends, feeds=feeds)
     x, next_norm = torch.randn(3, WIDTH), None if is_last_of_stage else Times()
     normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
-    normed, total = layer(normed, x, next_norm, cast(Any, object()))
+    normed, total = layer(normed, x, next_norm, STEP)
     expected = x + layer.self_attn(layer.first_norm(x)) if attends else x
     expected = expected + layer.mlp(layer.post_attention_layernorm(expected)) if feeds else expected
     torch.testing.assert_close(total, expected)
@@ -153,7 +190,7 @@ def test_a_layer_that_weighs_what_it_adds_to() -> None:
     for weight in (layer.input_residual, layer.post_attention_residual):
         weight.data = torch.rand(WIDTH)
     x, next_norm = torch.randn(3, WIDTH), Times()
-    normed, total = layer(layer.input_layernorm(x), x, next_norm, cast(Any, object()))
+    normed, total = layer(layer.input_layernorm(x), x, next_norm, STEP)
     expected = layer.input_residual * x + layer.self_attn(layer.input_layernorm(x))
     expected = layer.post_attention_residual * expected + layer.mlp(layer.post_attention_layernorm(expected))
     torch.testing.assert_close(total, expected)

@@ -192,6 +192,7 @@ def gaps_of(driver: Driver, prompts: PromptReplays, monkeypatch: pytest.MonkeyPa
         if hidden is not None:
             ctx = forward.context(batch.positions, batch.attention, None, batch.view.layer_inputs)
             eager = forward.compute(batch.input_ids, ctx).last.float()
+            eager = eager if batch.ends is None or not hidden.of_ends else eager[batch.ends]
             found.append(float((hidden.last.float() - eager).abs().max() / eager.abs().max()))
         return hidden
 

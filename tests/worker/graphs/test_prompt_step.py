@@ -52,17 +52,18 @@ def test_tokens_equal_ordinary_steps(family: str) -> None:
     assert takes_context == (family != "latents")
 
 
-def test_what_features_ask_for_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logprobs of prompts and of tokens come from the same hidden states."""
+@pytest.mark.parametrize("of_prompts", [{}, {"prompt_logprobs": 1}])
+def test_what_features_ask_for_is_there(of_prompts: dict[str, int]) -> None:
+    """Logprobs of tokens come from replays, those of prompts from all tokens' hidden states, which no replay leaves."""
     driver = Driver(str(tiny_model("llama")), num_blocks=64)
-    asked = {"logprobs": 2, "prompt_logprobs": 1}
+    asked = {"logprobs": 2, **of_prompts}
     expected = driver.run(runs([70, 20], **asked))
     ran = replay_prompts(driver.worker)
     found = driver.run(runs([70, 20], **asked))
-    assert ran
+    assert bool(ran) != bool(of_prompts)
     for a, b in zip(expected, found, strict=True):
         assert a.tokens == b.tokens
-        assert len(b.prompt_logprobs) == len(b.prompt) - 1
+        assert len(b.prompt_logprobs) == (len(b.prompt) - 1 if of_prompts else 0)
         for x, y in zip([*a.prompt_logprobs, *a.logprobs], [*b.prompt_logprobs, *b.logprobs], strict=True):
             assert x is not None
             assert y is not None
