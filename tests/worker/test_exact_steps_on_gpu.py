@@ -92,9 +92,10 @@ def bits(results: Results, prefix: str = "") -> Logprobs:
 
 
 @cache
-def alone(model: str) -> Logprobs:
+def alone(model: str, deterministic: str = "batch") -> Logprobs:
     found: Logprobs = {}
-    with core_of(model, enable_prefix_caching=False, cuda_graphs="off", max_num_seqs=8) as core:
+    options = {"enable_prefix_caching": False, "cuda_graphs": "off", "max_num_seqs": 8, "deterministic": deterministic}
+    with core_of(model, **options) as core:
         for request in requests():
             results = run(core, [request])
             name = request.request_id
@@ -113,19 +114,22 @@ def test_among_256_and_behind_a_cached_prefix(model: str) -> None:
         assert_same(bits(results, "again/"), {name: places[-NUM_TOKENS:] for name, places in alone(model).items()})
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_prompts_from_graphs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "deterministic"), [*((model, "batch") for model in MODELS), ("large llama", "batch_and_layout")]
+)
+def test_prompts_from_graphs(model: str, deterministic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, beside others in one step, beside rows that decode, whatever pads them. Refused until it has passed."""
     monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
     options = {"cuda_graph_prompt_tokens": 1024, "cuda_graph_sizes": (1, 8), "max_num_seqs": 24, "num_blocks": 2000}
-    with core_of(model, cuda_graphs="on", max_num_batched_tokens=700, enable_prefix_caching=False, **options) as core:
+    options |= {"max_num_batched_tokens": 700, "enable_prefix_caching": False, "deterministic": deterministic}
+    with core_of(model, cuda_graphs="on", **options) as core:
         while core.use_idle_time():
             pass
         results, asked = Results(), requests()
         for first in range(0, len(asked), 3):
             run(core, asked[first : first + 3], results=results)
         assert core.stats().figures.get("prompt_steps_replayed", 0) >= 3
-    assert_same(bits(results), alone(model))
+    assert_same(bits(results), alone(model, deterministic))
 
 
 @pytest.mark.parametrize("model", SOME)
