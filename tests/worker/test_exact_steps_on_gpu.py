@@ -125,11 +125,12 @@ def test_prompts_from_graphs(model: str, deterministic: str, monkeypatch: pytest
     with core_of(model, cuda_graphs="on", **options) as core:
         while core.use_idle_time():
             pass
-        results, asked = Results(), requests()
+        results, asked = Results(), requests(prompt_logprobs=None)  # steps that show more of prompts are not replayed
         for first in range(0, len(asked), 3):
             run(core, asked[first : first + 3], results=results)
         assert core.stats().figures.get("prompt_steps_replayed", 0) >= 3
-    assert_same(bits(results), alone(model, deterministic))
+    truth = {name: places[-NUM_TOKENS:] for name, places in alone(model, deterministic).items()}
+    assert_same(bits(results), truth)
 
 
 @pytest.mark.parametrize("model", SOME)
