@@ -11,14 +11,18 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from app.cli import worker_template
 from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
 from app.cli.ray_worker import become
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
 
 POLL_S = 1.0
+SERVE_NAMESPACE = "serve"  # Serve's own constant, which lies behind all that it imports
 DASHBOARD = "--dashboard"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,28 +42,48 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def run(path: Path, dashboard: bool) -> int:
     """Deploy and stay until Ctrl-C or SIGTERM; 1 with a line on stderr when the application cannot start, 2 where what
     is Serve's own in the file has a mistake. `dashboard`: a cluster that this starts has Ray's."""
-    import ray
-    from ray import serve
-    from ray.serve._private.constants import SERVE_NAMESPACE
-
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    try:
-        check_schema(document, path)
-    except ConfigError as error:
-        print(*(f"manta: error: {line}" for line in error.message.splitlines()), sep="\n", file=sys.stderr)
-        return 2
     names = [each.get("name", "default") for each in document["applications"]]
+    is_own = os.environ.get("RAY_ADDRESS") == "local"
+    with worker_template.running() if is_own else nullcontext():
+        if (code := _start_ray(document, path, dashboard)) is not None:
+            return code
+        return _serve(path, names, is_own)
+
+
+def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | None:
+    """Start Ray, or join it: None, or the code to end with. Serve is imported meanwhile, which takes as long as Ray's
+    processes do to start; so a mistake in what is Serve's own is told once they have."""
+    import ray
+    import ray.dashboard.optional_deps  # which both would import, in an order of their own
+
     sigterm = Sigterm()
-    try:
-        _begin_workers_lightly()
-        ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
-        sigterm.interrupts()
-        use_json_console()
-    except KeyboardInterrupt:
-        return 143 if sigterm.came else 130
-    except Exception as error:
-        print(f"manta: error: Ray does not start: {type(error).__name__}: {last_error(str(error))}", file=sys.stderr)
-        return 1
+    with ThreadPoolExecutor(1, "import") as thread:
+        checked = thread.submit(check_schema, document, path)
+        try:
+            _begin_workers_lightly()
+            if not dashboard:
+                _start_dashboard_beside()
+            ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
+            sigterm.interrupts()
+            use_json_console()
+            checked.result()
+        except ConfigError as error:
+            print(*(f"manta: error: {line}" for line in error.message.splitlines()), sep="\n", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            return 143 if sigterm.came else 130
+        except Exception as error:
+            why = f"{type(error).__name__}: {last_error(str(error))}"
+            print(f"manta: error: Ray does not start: {why}", file=sys.stderr)
+            return 1
+    return None
+
+
+def _serve(path: Path, names: Sequence[str], is_own: bool) -> int:
+    """Deploy on the Ray that runs, and stay; see `run`."""
+    from ray import serve
+
     try:
         failed = _deploy(path) or wait_until_running(names)
         while failed is None:
@@ -67,12 +92,29 @@ def run(path: Path, dashboard: bool) -> int:
         print("manta: shutting down", file=sys.stderr)
         serve.shutdown()
         return 0
-    if os.environ.get("RAY_ADDRESS") == "local":
+    if is_own:
         serve.shutdown()
     else:
         failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
     print(f"manta: error: {failed}", file=sys.stderr, flush=True)
     return 1
+
+
+def _start_dashboard_beside() -> None:
+    """Without a dashboard Ray starts its process all the same, and waits a second until it is there. Here a thread
+    does, which stays: a process of Ray ends with the thread that has started it."""
+    from ray._private.node import Node
+
+    start = Node.start_api_server
+
+    def start_beside(node: Node, **options: Any) -> None:
+        def start_and_stay() -> None:
+            start(node, **options)
+            threading.Event().wait()
+
+        threading.Thread(target=start_and_stay, name="dashboard", daemon=True).start()
+
+    Node.start_api_server = start_beside
 
 
 def _begin_workers_lightly() -> None:

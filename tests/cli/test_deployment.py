@@ -97,6 +97,7 @@ def test_a_start_that_breaks_off_leaves_nothing_behind_unsaid(
 
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(module, "_start_dashboard_beside", lambda: None)
     monkeypatch.setattr(Sigterm, "interrupts", lambda self: None)
     monkeypatch.setattr(module, "use_json_console", lambda: None)
     monkeypatch.setattr(module, "deploy", deploy)
@@ -113,7 +114,7 @@ def test_a_start_that_breaks_off_leaves_nothing_behind_unsaid(
         ("proxy_location: HeadOnly", "proxy_location: Moon", "proxy_location: "),
     ],
 )
-def test_a_mistake_in_serves_part_is_told_before_ray_starts(
+def test_a_mistake_in_serves_part_is_told_before_anything_is_deployed(
     before: str,
     after: str,
     says: str,
@@ -121,7 +122,11 @@ def test_a_mistake_in_serves_part_is_told_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("nothing is started"))
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(module, "_start_dashboard_beside", lambda: None)
+    monkeypatch.setattr(Sigterm, "interrupts", lambda self: None)
+    monkeypatch.setattr(module, "use_json_console", lambda: None)
+    monkeypatch.setattr(module, "deploy", lambda path: pytest.fail("nothing is deployed"))
     file = tmp_path / "serve.yaml"
     text = CONFIG.read_text()
     assert before in text

@@ -14,10 +14,16 @@ import importlib.util
 import json
 import os
 import re
+import resource
+import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+FOLDER_VARIABLE = "MANTA_WORKER_TEMPLATE"  # the folder of the templates' sockets
+KIND_VARIABLE = "MANTA_WORKER_KIND"  # the template that a worker is a copy of
+WORKER = "default_worker.py"
 RAYS_OWN = ("_private", "workers", "setup_worker.py")
 _KNOWN = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
 
@@ -32,6 +38,8 @@ def become(argv: Sequence[str]) -> None:
     if given.language == "PYTHON" and is_ordinary(context):
         set_environment(context.get("env_vars") or {})
         program = context.get("py_executable") or sys.executable
+        if program == sys.executable and is_copied(command):
+            sys.exit()
         os.execv(program, [program, *command])
     os.execv(sys.executable, [sys.executable, rays_own(), *argv])
 
@@ -47,6 +55,34 @@ def set_environment(variables: dict[str, str]) -> None:
     """Set them as Ray does: ${NAME} stands for what the environment has, or for nothing."""
     for name, value in variables.items():
         os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+
+
+def is_copied(command: Sequence[str]) -> bool:
+    """True if a template (app/cli/worker_template.py) has made a copy of itself into what this process shall be, with
+    the files, limits and signals of this one; False where there is none, or it refuses."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None or os.path.basename(command[0]) != WORKER:
+        return False
+    with open("/proc/self/oom_score_adj") as file:
+        score = file.read()
+    question = {
+        "argv": command,
+        "environment": dict(os.environ),
+        "directory": os.getcwd(),
+        "limits": [(number, resource.getrlimit(number)) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "oom_score_adj": score,
+        "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    }
+    data = json.dumps(question).encode()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
+            template.connect(os.path.join(folder, os.environ.get(KIND_VARIABLE, "host")))
+            sent = socket.send_fds(template, [data], [0, 1, 2])
+            template.sendall(data[sent:])
+            template.shutdown(socket.SHUT_WR)
+            return template.recv(1) == b"+"
+    except OSError:
+        return False
 
 
 def rays_own() -> str:

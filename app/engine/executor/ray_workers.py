@@ -37,6 +37,9 @@ from app.plugins import ALLOWED_VARIABLE
 logger = logging.getLogger("manta.executor")
 
 _SHUTDOWN_TIMEOUT_S = 5.0
+HAS_TORCH = {
+    "MANTA_WORKER_KIND": "device"
+}  # for a cluster of `manta serve`, whose workers begin with their imports done
 
 
 class RayWorkersExecutor(WorkerGroupExecutor):
@@ -75,7 +78,7 @@ class RayWorkersExecutor(WorkerGroupExecutor):
     def _environment(self, gpus: float) -> dict[str, str]:
         """Environment of a worker process. Ray would set the threads to the bundle's CPUs."""
         threads = self._config.num_threads or (1 if gpus else max(1, _usable_cores() // self._world_size))
-        environment = {**worker_environment(self._config.step_timeout_s), "OMP_NUM_THREADS": str(threads)}
+        environment = {**worker_environment(self._config.step_timeout_s), **HAS_TORCH, "OMP_NUM_THREADS": str(threads)}
         if gpus and self._world_size > 1:
             # Every worker sees all GPUs of its node, because ranks map each other's memory; each uses its own.
             environment[KEEPS_ALL_VISIBLE] = "1"

@@ -1,0 +1,170 @@
+"""`python -m app.cli.worker_template FOLDER`: a process that has imported what Ray's worker processes here import, and
+becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
+
+There are two: `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well.
+`ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. Neither imports Ray, whose settings
+and connections belong to the process that uses them. A process whose environment differs in anything else is refused
+and begins by itself, and so does each where no template runs.
+
+Both end with the process that started them: it holds the other end of their input.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from app.cli.ray_worker.become import FOLDER_VARIABLE, KIND_VARIABLE
+
+HOST, DEVICE = "host", "device"
+
+# What deployments import, by themselves or by way of Ray Serve. What is not installed is left out.
+HOST_MODULES = (
+    *("aiohttp", "fastapi", "filelock", "google.protobuf.json_format", "grpc.aio", "jinja2", "jsonschema", "pandas"),
+    *("opentelemetry.exporter.prometheus", "opentelemetry.sdk.metrics", "prometheus_client", "requests", "uvloop"),
+    *("yaml", "app.api.admin.app", "app.api.server.app", "app.engine.async_engine", "app.media.reader"),
+)
+DEVICE_MODULES = ("app.worker.worker",)
+
+_MOST_BYTES = 1 << 20
+_MOST_WAITING = 128
+# Nothing that was imported has read these, or `_take_on` sees to them; nor any of Ray's.
+_MAY_DIFFER = {KIND_VARIABLE, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SPT_NOENV"}
+_RAYS = "RAY_"
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Within, workers of a cluster that this process starts are copies, once there is what to copy."""
+    folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="manta-template-")
+    command = [sys.executable, "-m", "app.cli.worker_template", folder]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(folder: Path) -> None:
+    """Serve until the end of the input, or in a copy do what the copy is for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
+    listeners = {name: _listener(folder / name) for name in (HOST, DEVICE)}
+    _import(HOST_MODULES)
+    name = HOST
+    if _fork():
+        name = DEVICE
+        _import(DEVICE_MODULES)
+    listeners.pop(DEVICE if name == HOST else HOST).close()
+    gc.collect()
+    gc.freeze()  # what all copies share, and none looks at again
+    if (copied := serve(listeners[name])) is not None:
+        _take_on(*copied)
+    elif name == HOST:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(listener: socket.socket) -> tuple[dict[str, Any], Sequence[int]] | None:
+    """Fork for each who asks: in the copy the question and its files, and None at the end of the input."""
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if listener not in ready:
+            listener.close()
+            return None
+        asker, _ = listener.accept()
+        with asker, suppress(OSError, ValueError):
+            question, files = _read(asker)
+            if may_be_copied(os.environ, question["environment"]) and _fork():
+                listener.close()
+                os.setpgid(0, 0)  # Ray ends all of a worker's group with it
+                asker.sendall(b"+")
+                return question, files
+            for file in files:
+                os.close(file)
+
+
+def may_be_copied(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """True if a process with the other environment would have imported the same."""
+    names = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)}
+    return all(name in _MAY_DIFFER or name.startswith(_RAYS) for name in names)
+
+
+def _listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(_MOST_WAITING)
+    return listener
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _fork() -> bool:
+    """True in the copy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: libraries' own, which they begin anew
+        return os.fork() == 0
+
+
+def _read(asker: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
+    """The question, which ends where its sender has no more to say, and the files that came with it."""
+    data, files, _, _ = socket.recv_fds(asker, 1 << 16, 3)
+    while chunk := asker.recv(1 << 16):
+        data += chunk
+        if len(data) > _MOST_BYTES:
+            raise ValueError("a question is too long")
+    return json.loads(data), files
+
+
+def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
+    """Run the asker's script as Python would, with the files, environment, limits and signals that the asker has."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(question["environment"])
+    os.chdir(question["directory"])
+    for number, limits in question["limits"]:
+        resource.setrlimit(number, limits)
+    Path("/proc/self/oom_score_adj").write_text(question["oom_score_adj"])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, question["blocked_signals"])
+    _begin_libraries()
+    sys.argv = question["argv"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _begin_libraries() -> None:
+    """Do what libraries do once where they are imported, and copies must not share."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

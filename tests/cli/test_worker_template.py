@@ -1,0 +1,162 @@
+"""A worker process that is a copy of a template does what Python does, started anew, which is the judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.ray_worker import become
+from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, may_be_copied
+from app.engine.executor.ray_workers import HAS_TORCH
+from tests.limits import patience_s, wait_until
+from tests.test_architecture import ROOT
+
+# A template that imports two small modules in the place of ours.
+TEMPLATE = """
+import sys
+from pathlib import Path
+from app.cli import worker_template as template
+template.HOST_MODULES, template.DEVICE_MODULES = ("fractions", "no_such_module"), ("wave",)
+template.main(Path(sys.argv[1]))
+"""
+# In the place of Ray's: what it finds itself to be.
+WORKER = """
+import json, os, resource, signal, sys
+found = {
+    "argv": sys.argv,
+    "path": sys.path[0],
+    "name": __name__,
+    "file": __file__,
+    "environment": dict(os.environ),
+    "directory": os.getcwd(),
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM)],
+    "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "input": sys.stdin.read(),
+    "pid": os.getpid(),
+    "modules": sorted(sys.modules),
+}
+print("to the errors", file=sys.stderr)
+with open(sys.argv[1] + ".part", "w") as file:
+    json.dump(found, file)
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+print("to the output")
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT.pop("PYTEST_CURRENT_TEST", None)  # another one for each part of a test
+OF_ONE_PROCESS = {"argv", "pid", "modules", "environment"}
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """That of templates which run."""
+    folder = tmp_path_factory.mktemp("t")
+    command = [sys.executable, "-c", TEMPLATE, str(folder)]
+    environment = {**ENVIRONMENT, become.FOLDER_VARIABLE: str(folder)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as process:
+        assert process.stdin is not None
+        wait_until(lambda: (folder / "device").exists(), "both sockets are there")
+        yield folder
+        process.stdin.close()
+        assert process.wait(patience_s()) == 0
+    wait_until(lambda: not folder.exists(), "a template leaves nothing behind")
+
+
+def began(tmp_path: Path, folder: Path | None, **more: str) -> tuple[dict[str, Any], int]:
+    """What a worker found itself to be that Ray starts so, and the process that Ray started."""
+    script, out = tmp_path / become.WORKER, tmp_path / "found.json"
+    script.write_text(WORKER)
+    out.unlink(missing_ok=True)
+    environment = {**ENVIRONMENT, "RAY_NODE": "7", **more}
+    if folder is not None:
+        environment[become.FOLDER_VARIABLE] = str(folder)
+
+    def begin_as_rays_child() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGUSR1])
+
+    with (tmp_path / "output").open("w") as output, (tmp_path / "errors").open("w") as errors:
+        started = subprocess.Popen(
+            [sys.executable, become.__file__, "--language=PYTHON", str(script), str(out), "--two words"],
+            env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=output, stderr=errors, text=True,
+            preexec_fn=begin_as_rays_child,
+        )  # fmt: skip
+    started.communicate("what it was given", timeout=patience_s())
+    wait_until(out.exists, "the worker has begun")
+    wait_until(lambda: (tmp_path / "output").read_text() == "to the output\n", "the output is the asker's")
+    assert (tmp_path / "errors").read_text() == "to the errors\n"
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found, started.pid
+
+
+def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Path) -> None:
+    judge, started = began(tmp_path, None)
+    assert judge["pid"] == started, "it became the worker"
+    copy, asker = began(tmp_path, folder)
+    assert copy["pid"] != asker
+    assert {name: copy[name] for name in copy if name not in OF_ONE_PROCESS} == {
+        name: judge[name] for name in judge if name not in OF_ONE_PROCESS
+    }
+    assert copy["argv"] == judge["argv"] == [str(tmp_path / become.WORKER), str(tmp_path / "found.json"), "--two words"]
+    del copy["environment"][become.FOLDER_VARIABLE]
+    assert copy["environment"] == judge["environment"]
+    assert "fractions" in copy["modules"]
+    assert "fractions" not in judge["modules"]
+    assert "wave" not in copy["modules"]
+
+
+def test_a_worker_that_computes_has_more(tmp_path: Path, folder: Path) -> None:
+    copy, _ = began(tmp_path, folder, **HAS_TORCH, OMP_NUM_THREADS="3")
+    assert {"fractions", "wave"} <= set(copy["modules"])
+    assert copy["environment"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:
+    other, started = began(tmp_path, folder, HF_HOME="/elsewhere")
+    assert other["pid"] == started, "it began by itself"
+    assert other["environment"]["HF_HOME"] == "/elsewhere"
+
+
+def test_without_a_template_it_begins_by_itself(tmp_path: Path) -> None:
+    other, started = began(tmp_path, tmp_path / "none")
+    assert other["pid"] == started
+
+
+@pytest.mark.parametrize(
+    ("others", "may"),
+    [
+        ({"A": "1"}, True),
+        ({"A": "1", "RAY_JOB_ID": "2", "SPT_NOENV": "1", **HAS_TORCH}, True),
+        ({"A": "2"}, False),
+        ({}, False),
+        ({"A": "1", "LD_PRELOAD": "x.so"}, False),
+    ],
+)
+def test_who_may_be_copied(others: dict[str, str], may: bool) -> None:
+    assert may_be_copied({"A": "1"}, others) is may
+
+
+def printed(code: str) -> list[str]:
+    """The words that a new Python prints."""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
+    begin = "import sys; from app.cli import worker_template as template"
+    host = printed(f"{begin}; template._import({HOST_MODULES}); print(*sys.modules)")
+    assert {name for name in HOST_MODULES if name.startswith("app.")} <= set(host)
+    assert not {"ray", "torch"} & set(host)
+    then = "print(torch.cuda.is_initialized(), *sys.modules)"
+    device = printed(f"{begin}; import torch; template._import({DEVICE_MODULES}); {then}")
+    assert device[0] == "False"
+    assert set(DEVICE_MODULES) <= set(device)
+    assert "ray" not in device
