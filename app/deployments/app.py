@@ -128,7 +128,11 @@ def _front_replicas(config: ServeConfig) -> dict[str, Any]:
     number = config.ingress.num_replicas or 1
     if all(model.autoscaling is None for model in config.models):
         return {"num_replicas": number}
-    return {"autoscaling_config": front_config(number)}
+    return {"autoscaling_config": front_config(number, any(_may_sleep(model) for model in config.models))}
+
+
+def _may_sleep(model: ModelConfig) -> bool:
+    return model.autoscaling is not None and model.autoscaling.min_replicas == 0
 
 
 def _replicas(model: ModelConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.records.stats import EngineStats
 
 INTERVAL_S = 1.0  # how often a replica records and sends its figures
+WAKE_INTERVAL_S = 0.25  # how often an ingress does, where a model may sleep
 LOOK_BACK_S = 10.0  # over which a rate is taken
 STALE_S = 10.0
 

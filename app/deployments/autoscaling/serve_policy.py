@@ -8,7 +8,8 @@ Only a policy of the whole application sees the ingresses, which alone know who 
 Serve sees a channel as one endless request (I9), and where no replica is, nothing queues at a handle. Without it Serve
 asks `ModelPolicy` of each deployment instead, which does the same but never lets the last replica go.
 
-Serve's controller calls this ten times a second; a decision is made once in INTERVAL_S. Of an exception Serve makes an
+Serve's controller calls this ten times a second; a decision is made once in INTERVAL_S, but for a model that sleeps at
+each call, so that it wakes at once. Of an exception Serve makes an
 error in its log, and no decision.
 """
 
@@ -30,6 +31,7 @@ from app.deployments.autoscaling.figures import (
     STALE_S,
     WAITING,
     WAITING_TOKENS,
+    WAKE_INTERVAL_S,
     Series,
     last,
     replica_load,
@@ -108,7 +110,7 @@ class ModelPolicy:
     def _decide(self, ctx: Context, fronts: Mapping[Any, Context], settings: Settings) -> tuple[int, dict[str, Any]]:
         memory = ctx.policy_state
         now_s: float = ctx.current_time
-        if 0 <= now_s - memory.get("decided_s", float("-inf")) < INTERVAL_S:
+        if memory.get("target") != 0 and 0 <= now_s - memory.get("decided_s", float("-inf")) < INTERVAL_S:
             return memory["target"], memory
         reports = Reports(now_s, memory.get("seen", {}))
         fleet = _fleet(ctx, fronts, self.model, reports)
@@ -142,10 +144,12 @@ def engine_config(model: ModelConfig, options: AutoscalingConfig) -> ServeAutosc
     )
 
 
-def front_config(num_replicas: int) -> ServeAutoscalingConfig:
-    """Returns what a deployment is given that only reports: its number of replicas stays the same."""
+def front_config(num_replicas: int, models_sleep: bool = False) -> ServeAutoscalingConfig:
+    """Returns what a deployment is given that only reports: its number of replicas stays the same. It reports soon who
+    waits for a model that sleeps, if some do."""
+    reports = _REPORTS | ({"metrics_interval_s": WAKE_INTERVAL_S} if models_sleep else {})
     return ServeAutoscalingConfig(
-        min_replicas=num_replicas, initial_replicas=num_replicas, max_replicas=num_replicas, **_REPORTS
+        min_replicas=num_replicas, initial_replicas=num_replicas, max_replicas=num_replicas, **reports
     )
 
 

@@ -17,6 +17,8 @@ from ray.serve.config import AutoscalingContext, AutoscalingPolicy
 
 from app.config.autoscaling import AutoscalingConfig
 from app.config.model import ModelConfig
+from app.config.serve import ServeConfig
+from app.deployments.app import _front_replicas
 from app.deployments.autoscaling import POLICY_FUNCTION
 from app.deployments.autoscaling.figures import STALE_S, engine_figures, ingress_figures
 from app.deployments.autoscaling.serve_policy import engine_config, front_config
@@ -145,6 +147,25 @@ def test_who_waits_in_the_ingress_wakes_the_model_at_once_and_for_as_many_replic
     assert set(controller.run(5)) == {0}
     controller.waiting = {"m": (300, 9000), "another": (1000, 1)}
     assert controller.run(1) == [3], "128 requests run at once"
+
+
+def test_a_model_that_sleeps_is_looked_at_whenever_serve_asks() -> None:
+    controller = Controller()
+    controller.run(3)
+    controller.waiting = {"m": (1, 30)}
+    controller.now_s += 0.25
+    controller._report()
+    controller._tick()
+    assert controller.target == 1
+
+
+def test_ingresses_tell_sooner_who_waits_where_a_model_may_sleep() -> None:
+    assert front_config(2).metrics_interval_s == 1.0
+    assert front_config(2, models_sleep=True).metrics_interval_s == 0.25
+    for least, interval_s in ((0, 0.25), (1, 1.0)):
+        scaled = ModelConfig(name="m", autoscaling=AutoscalingConfig(min_replicas=least, max_replicas=2))
+        (config,) = _front_replicas(ServeConfig(models=[scaled])).values()
+        assert config.metrics_interval_s == interval_s
 
 
 def test_an_idle_model_sleeps_and_one_that_may_not_does_not() -> None:
