@@ -30,7 +30,8 @@ def select_dtype(name: str, device: torch.device, info: ModelInfo) -> tuple[torc
         return DTYPES[name], f"dtype: {name} (as configured)"
     platform = platform_of(device)
     if platform.dtype is not None:
-        return DTYPES[platform.dtype], f"dtype: {platform.dtype} ({platform.label})"
+        hint = "; weights of few bits want --dtype bfloat16 here" if info.quantization_scheme else ""
+        return DTYPES[platform.dtype], f"dtype: {platform.dtype} ({platform.label}{hint})"
     if info.dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise ConfigError(f"the checkpoint's type is {info.dtype!r}; set dtype to one of {known}", param="dtype")
