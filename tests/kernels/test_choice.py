@@ -223,9 +223,11 @@ def test_exact_kernels_on_a_hopper() -> None:
 
 
 def module_of(kernels: Any) -> str:
-    """That of a function, or of the first of several that belong together."""
+    """That of a function, or of the first of several that belong together; of fused ones, one that is no other's."""
     if callable(kernels):
         return name_of(kernels)
+    if isinstance(kernels, fused.FusedOps):
+        return name_of(kernels.rotate_and_write)
     return name_of(next(getattr(kernels, name) for name in type(kernels).__dataclass_fields__))
 
 
