@@ -55,7 +55,6 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
     """Start Ray, or join it: None, or the code to end with. Serve is imported meanwhile, which takes as long as Ray's
     processes do to start; so a mistake in what is Serve's own is told once they have."""
     import ray
-    import ray.dashboard.optional_deps  # which both would import, in an order of their own
 
     sigterm = Sigterm()
     with ThreadPoolExecutor(1, "import") as thread:
@@ -121,6 +120,8 @@ def _begin_workers_lightly() -> None:
     """A cluster that this process starts runs `ray_worker/become.py` for each worker, in place of Ray's own script."""
     from ray._private import ray_constants
 
+    # Any free one: an agent of Ray's tries for three seconds to have the one that another cluster's has.
+    ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT = 0
     ray_constants.SETUP_WORKER_FILENAME = become.__file__  # Ray joins it to its own directory: a whole path stays
 
 

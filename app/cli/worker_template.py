@@ -1,12 +1,14 @@
 """`python -m app.cli.worker_template FOLDER`: a process that has imported what Ray's worker processes here import, and
 becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
-There are two: `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well.
-`ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. Neither imports Ray, whose settings
-and connections belong to the process that uses them. A process whose environment differs in anything else is refused
-and begins by itself, and so does each where no template runs.
+There are three: `host` has what routers, ingresses and replicas need but for Ray, `device` torch and what computes on
+it as well, and `serve` has Ray and Serve, too. What Ray imports depends on its variables; so that one waits for the
+first process that asks, and is for those whose environment is the same to the letter. In the environment of what the
+others become only such variables may differ that nothing imported has read. Who is refused begins by itself, and so
+does each where no template runs.
 
-Both end with the process that started them: it holds the other end of their input.
+`ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. All templates end with the process
+that started them: it holds the other end of their input.
 """
 
 from __future__ import annotations
@@ -25,14 +27,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.cli.ray_worker.become import FOLDER_VARIABLE, KIND_VARIABLE
-
-HOST, DEVICE = "host", "device"
+from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE, SERVE
 
 # What deployments import, by themselves or by way of Ray Serve. What is not installed is left out.
 HOST_MODULES = (
@@ -41,6 +41,7 @@ HOST_MODULES = (
     *("yaml", "app.api.admin.app", "app.api.server.app", "app.engine.async_engine", "app.media.reader"),
 )
 DEVICE_MODULES = ("app.worker.worker",)
+SERVE_MODULES = ("ray.serve._private.controller", "ray.serve._private.replica", "app.deployments.app")
 
 _MOST_BYTES = 1 << 20
 _MOST_WAITING = 128
@@ -68,38 +69,56 @@ def main(folder: Path) -> None:
     """Serve until the end of the input, or in a copy do what the copy is for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
-    listeners = {name: _listener(folder / name) for name in (HOST, DEVICE)}
+    listeners = {kind: _listener(folder / kind) for kind in (HOST, DEVICE, SERVE)}
     _import(HOST_MODULES)
-    name = HOST
-    if _fork():
-        name = DEVICE
+    kind = DEVICE if _fork() else SERVE if _fork() else HOST
+    for other in listeners.keys() - {kind}:
+        listeners[other].close()
+    listener = listeners[kind]
+    if kind == DEVICE:
         _import(DEVICE_MODULES)
-    listeners.pop(DEVICE if name == HOST else HOST).close()
+    if kind == SERVE:
+        _import_serve(listener)
     gc.collect()
     gc.freeze()  # what all copies share, and none looks at again
-    if (copied := serve(listeners[name])) is not None:
+    if (copied := serve(listener, is_the_same if kind == SERVE else may_be_copied)) is not None:
         _take_on(*copied)
-    elif name == HOST:
+    elif kind == HOST:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve(listener: socket.socket) -> tuple[dict[str, Any], Sequence[int]] | None:
-    """Fork for each who asks: in the copy the question and its files, and None at the end of the input."""
-    while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if listener not in ready:
-            listener.close()
-            return None
-        asker, _ = listener.accept()
-        with asker, suppress(OSError, ValueError):
-            question, files = _read(asker)
-            if may_be_copied(os.environ, question["environment"]) and _fork():
+def _import_serve(listener: socket.socket) -> None:
+    """Take the environment of the first who asks, refuse it, and import what depends on that."""
+    if (asked := _next(listener)) is None:
+        return
+    asker, question, files = asked
+    _close(asker, files)
+    _set_environment(question["environment"])
+    _import(SERVE_MODULES)
+
+
+def serve(
+    listener: socket.socket, may: Callable[[Mapping[str, str], Mapping[str, str]], bool]
+) -> tuple[dict[str, Any], Sequence[int]] | None:
+    """Fork for each who asks and may be copied: in the copy the question and its files, and None at the end of the
+    input."""
+    while (asked := _next(listener)) is not None:
+        asker, question, files = asked
+        with suppress(OSError):
+            if may(os.environ, question["environment"]) and _fork():
                 listener.close()
                 os.setpgid(0, 0)  # Ray ends all of a worker's group with it
                 asker.sendall(b"+")
+                asker.close()
                 return question, files
-            for file in files:
-                os.close(file)
+        _close(asker, files)
+    listener.close()
+    return None
+
+
+def is_the_same(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """True if no variable differs."""
+    return dict(own) == dict(others)
 
 
 def may_be_copied(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
@@ -128,14 +147,32 @@ def _fork() -> bool:
         return os.fork() == 0
 
 
-def _read(asker: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
-    """The question, which ends where its sender has no more to say, and the files that came with it."""
-    data, files, _, _ = socket.recv_fds(asker, 1 << 16, 3)
-    while chunk := asker.recv(1 << 16):
-        data += chunk
-        if len(data) > _MOST_BYTES:
-            raise ValueError("a question is too long")
-    return json.loads(data), files
+def _next(listener: socket.socket) -> tuple[socket.socket, dict[str, Any], Sequence[int]] | None:
+    """The next who asks, with its question and the files that came with it; None at the end of the input."""
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if listener not in ready:
+            return None
+        asker, _ = listener.accept()
+        files: Sequence[int] = ()
+        try:
+            data, files, _, _ = socket.recv_fds(asker, 1 << 16, 3)
+            while (chunk := asker.recv(1 << 16)) and len(data) < _MOST_BYTES:
+                data += chunk
+            return asker, json.loads(data), files
+        except (OSError, ValueError):  # it has gone
+            _close(asker, files)
+
+
+def _close(asker: socket.socket, files: Sequence[int]) -> None:
+    asker.close()
+    for file in files:
+        os.close(file)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
@@ -143,8 +180,7 @@ def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(question["environment"])
+    _set_environment(question["environment"])
     os.chdir(question["directory"])
     for number, limits in question["limits"]:
         resource.setrlimit(number, limits)

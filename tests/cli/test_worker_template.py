@@ -19,12 +19,13 @@ from app.engine.executor.ray_workers import HAS_TORCH
 from tests.limits import patience_s, wait_until
 from tests.test_architecture import ROOT
 
-# A template that imports two small modules in the place of ours.
+# Templates that import small modules in the place of ours.
 TEMPLATE = """
 import sys
 from pathlib import Path
 from app.cli import worker_template as template
 template.HOST_MODULES, template.DEVICE_MODULES = ("fractions", "no_such_module"), ("wave",)
+template.SERVE_MODULES = ("colorsys",)
 template.main(Path(sys.argv[1]))
 """
 # In the place of Ray's: what it finds itself to be.
@@ -109,13 +110,25 @@ def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Pa
     assert copy["environment"] == judge["environment"]
     assert "fractions" in copy["modules"]
     assert "fractions" not in judge["modules"]
-    assert "wave" not in copy["modules"]
+    assert not {"wave", "colorsys"} & set(copy["modules"])
 
 
 def test_a_worker_that_computes_has_more(tmp_path: Path, folder: Path) -> None:
     copy, _ = began(tmp_path, folder, **HAS_TORCH, OMP_NUM_THREADS="3")
     assert {"fractions", "wave"} <= set(copy["modules"])
     assert copy["environment"]["OMP_NUM_THREADS"] == "3"
+
+
+def test_serves_own_are_those_of_one_environment(tmp_path: Path, folder: Path) -> None:
+    first, _ = began(tmp_path, folder)
+    assert "colorsys" not in first["modules"], "Ray is not imported before its variables are known"
+    second, asker = began(tmp_path, folder)
+    assert {"fractions", "colorsys"} <= set(second["modules"])
+    assert second["pid"] != asker
+    assert second["environment"] == first["environment"]
+    other, _ = began(tmp_path, folder, RAY_NODE="8")
+    assert "colorsys" not in other["modules"]
+    assert "fractions" in other["modules"], "what does not depend on Ray's variables is there all the same"
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:
@@ -151,6 +164,7 @@ def printed(code: str) -> list[str]:
 
 
 def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
+    assert set(HAS_TORCH.values()) < become.KINDS.keys()
     begin = "import sys; from app.cli import worker_template as template"
     host = printed(f"{begin}; template._import({HOST_MODULES}); print(*sys.modules)")
     assert {name for name in HOST_MODULES if name.startswith("app.")} <= set(host)

@@ -22,7 +22,9 @@ from collections.abc import Sequence
 from typing import Any
 
 FOLDER_VARIABLE = "MANTA_WORKER_TEMPLATE"  # the folder of the templates' sockets
-KIND_VARIABLE = "MANTA_WORKER_KIND"  # the template that a worker is a copy of
+KIND_VARIABLE = "MANTA_WORKER_KIND"
+HOST, DEVICE, SERVE = "host", "device", "serve"
+KINDS = {HOST: (SERVE, HOST), DEVICE: (DEVICE,)}  # the templates that a worker may be a copy of, the best first
 WORKER = "default_worker.py"
 RAYS_OWN = ("_private", "workers", "setup_worker.py")
 _KNOWN = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
@@ -38,7 +40,8 @@ def become(argv: Sequence[str]) -> None:
     if given.language == "PYTHON" and is_ordinary(context):
         set_environment(context.get("env_vars") or {})
         program = context.get("py_executable") or sys.executable
-        if program == sys.executable and is_copied(command):
+        kinds = KINDS[os.environ.get(KIND_VARIABLE, HOST)]
+        if program == sys.executable and any(is_copied(command, kind) for kind in kinds):
             sys.exit()
         os.execv(program, [program, *command])
     os.execv(sys.executable, [sys.executable, rays_own(), *argv])
@@ -57,7 +60,7 @@ def set_environment(variables: dict[str, str]) -> None:
         os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
 
 
-def is_copied(command: Sequence[str]) -> bool:
+def is_copied(command: Sequence[str], kind: str) -> bool:
     """True if a template (app/cli/worker_template.py) has made a copy of itself into what this process shall be, with
     the files, limits and signals of this one; False where there is none, or it refuses."""
     folder = os.environ.get(FOLDER_VARIABLE)
@@ -76,7 +79,7 @@ def is_copied(command: Sequence[str]) -> bool:
     data = json.dumps(question).encode()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
-            template.connect(os.path.join(folder, os.environ.get(KIND_VARIABLE, "host")))
+            template.connect(os.path.join(folder, kind))
             sent = socket.send_fds(template, [data], [0, 1, 2])
             template.sendall(data[sent:])
             template.shutdown(socket.SHUT_WR)
