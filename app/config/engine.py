@@ -241,10 +241,11 @@ class EngineConfig(Frozen):
     )
     eplb_window_size: int = Field(1000, ge=1, description="Steps whose tokens decide where experts go (enable_eplb).")
     eplb_step_interval: int = Field(3000, ge=1, description="Steps from one such decision to the next (enable_eplb).")
-    small_all_reduce: Literal["auto", "nccl", "symmetric_memory"] = Field(
+    small_all_reduce: Literal["auto", "nccl", "symmetric_memory", "fused"] = Field(
         "auto",
-        description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `auto`: by "
-        "a measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
+        description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `fused`: "
+        "the former, and where a step has few rows the sum, the residual and the norm behind it are one kernel (16-bit "
+        "models). `auto`: by a measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
     )
     executor: Annotated[str, OneOf(EXECUTORS)] = Field(
         "ray_workers",

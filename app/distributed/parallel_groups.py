@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
+from app.kernels.fused import RankBoxes
+
 # The one name since torch 2.13, the other before.
 _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -30,6 +32,8 @@ class RankGroup:
     handle: dist.ProcessGroup | None = None  # None at size 1
     # A faster sum for the messages it takes, as `all_reduce`; None for those it leaves to `handle`.
     small_all_reduce: SmallAllReduce | None = None
+    # Where kernels of the ranks leave each other their parts of a sum; None: they cannot.
+    boxes: RankBoxes | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.distributed.rank_boxes import make_boxes
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.distributed")
@@ -25,6 +26,7 @@ Limits = tuple[int, int]  # largest message for one shot, largest for two shots,
 # has not been measured: `auto` leaves it to NCCL.
 MEASURED: dict[int, Limits] = {2: (256 << 10, 16 << 20)}
 ASKED_FOR: Limits = (256 << 10, 4 << 20)  # for small_all_reduce=symmetric_memory where nothing was measured
+FUSED_NOTE = "all-reduce: one kernel with the sum and norm behind it for few rows, symmetric memory, NCCL"
 ALIGNMENT_BYTES = 16  # the kernels read vectors of this size
 
 
@@ -78,16 +80,19 @@ def with_small_all_reduce(
     does not.
     """
     reason = _refusal(groups, choice, device, one_node)
+    boxes = None
     if reason is None:
         try:
             limits = MEASURED.get(groups.tp.size, ASKED_FOR)
             small = SymmetricAllReduce(groups.tp, dtype, device, limits)
+            boxes = make_boxes(groups.tp, device) if choice == "fused" else None
             ready = True
         except (RuntimeError, ImportError, AttributeError) as error:
             reason, ready = f"symmetric memory is not to be had: {error}", False
             logger.warning("%s", reason)
         if groups.tp.agree(ready, device):
-            return replace(groups, tp=replace(groups.tp, small_all_reduce=small)), "all-reduce: symmetric memory, NCCL"
+            note = "all-reduce: symmetric memory, NCCL" if boxes is None else FUSED_NOTE
+            return replace(groups, tp=replace(groups.tp, small_all_reduce=small, boxes=boxes)), note
         reason = reason or "another rank has no symmetric memory"
     return groups, f"all-reduce: {platform_of(device).collectives_label} ({reason})"
 

@@ -39,6 +39,12 @@ class Epilogue(Protocol[ResultT]):
         """Does what follows the sum over the group's ranks of y [T, N], which may be overwritten."""
         return self.after(group.all_reduce(y))
 
+    def summed(
+        self, group: RankGroup, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None
+    ) -> ResultT:
+        """The product x [T, K] W^T + b of each rank, their sum, and what follows."""
+        return self.after_all_reduce(group, ops.linear(x, weight, bias))
+
     def after_experts(self, rows: ExpertRows) -> ResultT:
         """Does what follows the sum [T, N] of what experts gave."""
         return self.after(rows.materialize())
@@ -139,7 +145,17 @@ class AddNorm(Epilogue[tuple[Activations, torch.Tensor]]):
 
     def after_all_reduce(self, group: RankGroup, y: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """Sum with all ranks' y, and its norm: what reads y is the next launch."""
-        return self.after(group.all_reduce(y, lent=True))
+        if self.norm is None or self.first is not None or self.scale != 1.0:
+            return self.after(group.all_reduce(y, lent=True))
+        return self.norm.after_sum(group, y, self.residual)
+
+    def summed(
+        self, group: RankGroup, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, bias: torch.Tensor | None
+    ) -> tuple[Activations, torch.Tensor]:
+        """Sum with all ranks' products, and its norm."""
+        if self.norm is None or self.first is not None or self.scale != 1.0:
+            return self.after_all_reduce(group, ops.linear(x, weight, bias))
+        return self.norm.after_summed_product(group, ops, x, weight, bias, self.residual)
 
     def after_experts(self, rows: ExpertRows) -> tuple[Activations, torch.Tensor]:
         """Sum with what experts gave, and its norm."""

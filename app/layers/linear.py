@@ -131,7 +131,7 @@ class Linear(AdaptedLayer):
 
     def _joined(self, ops: LinearOps[WeightT], x: Inputs, weight: WeightT, epilogue: Epilogue[Any]) -> Any:
         if self.sums_up:
-            return epilogue.after_all_reduce(self.tp, ops.linear(x, weight, self.bias))
+            return epilogue.summed(self.tp, ops, x, weight, self.bias)
         return epilogue.joined(ops, x, weight, self.bias)
 
     def _after_packed(self, x: Inputs, weight: PackedWeight, epilogue: Epilogue[Any]) -> Any:

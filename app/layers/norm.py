@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from app.distributed.parallel_groups import RankGroup
 from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Activations, DeferredNorm, Inputs, LinearOps, WeightT
 from app.kernels.moe import ExpertRows
@@ -45,6 +46,22 @@ class Norm(Layer, ABC):
     ) -> tuple[Activations, torch.Tensor]:
         """The same of a product x [T, K] W^T + b and residual [T, C]."""
         return self.after_add(ops.linear(x, weight, bias), residual)
+
+    def after_sum(self, group: RankGroup, y: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """The same of the sum over the ranks of y [T, C], and residual."""
+        return self.after_add(group.all_reduce(y, lent=True), residual)
+
+    def after_summed_product(
+        self,
+        group: RankGroup,
+        ops: LinearOps[WeightT],
+        x: Inputs,
+        weight: WeightT,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> tuple[Activations, torch.Tensor]:
+        """The same of the sum over the ranks of a product x [T, K] W^T + b, and residual."""
+        return self.after_sum(group, ops.linear(x, weight, bias), residual)
 
     def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """The same of the sum of what experts gave, and residual [T, C]."""
@@ -93,6 +110,32 @@ class RMSNorm(Norm):
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x.materialize() if isinstance(x, DeferredNorm) else x
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
+
+    def after_sum(self, group: RankGroup, y: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
+        """The norm of the sum + residual, and that sum; one kernel on GPUs of a host where rows are few."""
+        together = self.fused.sum_add_norm
+        if group.boxes is not None and together is not None:
+            found = together(group.boxes, y, residual, self.weight, self.eps)
+            if found is not None:
+                return found
+        return super().after_sum(group, y, residual)
+
+    def after_summed_product(
+        self,
+        group: RankGroup,
+        ops: LinearOps[WeightT],
+        x: Inputs,
+        weight: WeightT,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> tuple[Activations, torch.Tensor]:
+        """The norm of the sum + residual, and that sum; one kernel on GPUs of a host where rows are few."""
+        if group.boxes is not None and ops.linear_sum_norm is not None and self.may_defer:
+            rows = x.materialize() if isinstance(x, DeferredNorm) else x
+            found = ops.linear_sum_norm(group.boxes, rows, weight, bias, residual, self.weight, self.eps)
+            if found is not None:
+                return found
+        return super().after_summed_product(group, ops, x, weight, bias, residual)
 
     def after_experts(self, rows: ExpertRows, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:
         """The norm of the sum + residual, and that sum; one kernel on a GPU."""

@@ -11,6 +11,7 @@ import torch
 
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.distributed.symmetric_all_reduce import SymmetricAllReduce, _refusal, shots, with_small_all_reduce
+from app.kernels.fused import RankBoxes
 from app.layers.epilogue import PLAIN, AddNorm
 
 
@@ -41,6 +42,33 @@ def test_a_cpu_stays_with_gloo() -> None:
 def test_who_may_leave_nccl(size: int, choice: str, one_node: bool, reason: str | None) -> None:
     groups = ParallelGroups(tp=RankGroup(0, size, object()))  # type: ignore[arg-type]
     assert _refusal(groups, choice, torch.device("cuda"), one_node) == reason
+
+
+@pytest.mark.parametrize("choice", ["fused", "symmetric_memory"])
+def test_boxes_are_made_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    made: list[bool] = []
+
+    def agree(group: RankGroup, is_ready: bool, device: torch.device) -> bool:
+        made.append(is_ready)
+        return is_ready
+
+    place = "app.distributed.symmetric_all_reduce"
+    monkeypatch.setattr(f"{place}.SymmetricAllReduce", lambda *asked: "small")
+    monkeypatch.setattr(f"{place}.make_boxes", lambda group, device: "boxes")
+    monkeypatch.setattr(RankGroup, "agree", agree)
+    groups = ParallelGroups(tp=RankGroup(0, 2, object()))  # type: ignore[arg-type]
+    found, note = with_small_all_reduce(groups, choice, torch.bfloat16, torch.device("cuda"), True)
+    assert made == [True]
+    assert found.tp.small_all_reduce == "small"
+    assert (found.tp.boxes, "one kernel" in note) == (("boxes", True) if choice == "fused" else (None, False))
+
+    def fails(group: RankGroup, device: torch.device) -> RankBoxes:
+        raise RuntimeError("no peer access")
+
+    monkeypatch.setattr(f"{place}.make_boxes", fails)
+    found, note = with_small_all_reduce(groups, choice, torch.bfloat16, torch.device("cuda"), True)
+    assert made == [True, choice != "fused"]
+    assert choice != "fused" or (found is groups and "no peer access" in note)
 
 
 class OfTwo(SymmetricAllReduce):

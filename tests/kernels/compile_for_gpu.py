@@ -57,7 +57,7 @@ from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.drafts import LogitsPlaces, triton_ngram
 from app.kernels.drafts import triton_ops as draft_ops
-from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, triton_ops
+from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, RankBoxes, triton_ops, triton_ranks
 from app.kernels.gemm import (
     DeferredNorm,
     plain,
@@ -101,7 +101,7 @@ SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # write, before they wait.
 READ_FIRST = {
     "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
-    "delta_step_kernel", "delta_chunk_gluon_kernel", "delta_scan_gluon_kernel",
+    "delta_step_kernel", "delta_chunk_gluon_kernel", "delta_scan_gluon_kernel", "sum_add_norm_kernel",
 }  # fmt: skip
 # Those that come early in steps of few requests alone.
 MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
@@ -257,6 +257,20 @@ def early_linear(hidden: int, attended: int, projected: int, intermediate: int) 
             bias = zeros(hidden)
             normed, _ = plain.linear_add_norm(gated, zeros(hidden, intermediate), bias, total, norm, 1e-6, True)
             plain.linear(normed, zeros(projected, hidden), zeros(projected))
+
+
+def over_ranks(num_ranks: int, hidden: int, attended: int, intermediate: int) -> None:
+    """Sums over the ranks of a host, behind products and in one launch with them."""
+    words, address = torch.zeros(2, num_ranks, 100 * hidden, dtype=torch.int64), torch.zeros(num_ranks).long()
+    boxes, norm = RankBoxes(0, address, words, torch.zeros(2, dtype=torch.int32)), zeros(hidden)
+    for rows in (1, 32, 64):
+        total = zeros(rows, hidden)
+        for is_deferred in (False, True):
+            triton_ranks.sum_add_norm(boxes, total, total, norm, 1e-6, is_deferred=is_deferred)
+        triton_ranks.sum_add_norm(boxes, total, total, norm.float(), 1e-6, is_deferred=False)
+        for size in (attended, intermediate):
+            weight = zeros(hidden, size)
+            triton_small.linear_sum_norm(boxes, zeros(rows, size), weight, None, total, norm, 1e-6)
 
 
 def exact(
@@ -630,6 +644,7 @@ def all_calls() -> list[Callable[[], None]]:
             if IS_AMD
             else [partial(early_linear, 2560, 4096, 12_352, 9216), partial(early_linear, 2560, 4800, 16_384, 5760)]
         ),
+        *([] if IS_AMD else [partial(over_ranks, 2, 5120, 4096, 12_800), partial(over_ranks, 4, 4096, 1024, 3584)]),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
         *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512, 50.0)]),
     ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.phi.modeling_phi import PhiMLP
 
-from app.distributed.parallel_groups import ParallelGroups
+from app.distributed.parallel_groups import ParallelGroups, RankGroup
+from app.kernels.fused import RankBoxes
+from app.kernels.gemm import LINEAR_OPS
 from app.layers.activation import ACTIVATIONS
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, AddNorm
@@ -64,3 +69,39 @@ def test_plain_mlp() -> None:
         mine.bias.data.copy_(their.bias)
     x = torch.randn(6, 24)
     torch.testing.assert_close(ours(x, PLAIN), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def test_few_rows_are_summed_and_normed_by_the_kernel_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a product in one launch with it, or behind it; what neither takes is a sum, then a norm."""
+    asked: list[str] = []
+    norm = RMSNorm(context(), 8, 1e-5, may_defer=True)
+    y, residual = torch.randn(3, 8), torch.randn(3, 8)
+    expected = norm.after_add(2 * y, residual)
+
+    def together(boxes: RankBoxes, part: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        asked.append("sum")
+        return expected if len(part) == 3 else None
+
+    def of_product(boxes: RankBoxes, x: torch.Tensor, *rest: Any) -> Any:
+        asked.append("product")
+        return expected if len(x) == 3 else None
+
+    norm.fused = replace(norm.fused, sum_add_norm=together)
+    monkeypatch.setattr(RankGroup, "all_reduce", lambda self, tensor, lent=False: tensor.mul_(2))
+    group = RankGroup(0, 2, object(), boxes=object())  # type: ignore[arg-type]
+    plain = LINEAR_OPS.on(torch.device("cpu"))
+    weight, epilogue = torch.eye(8), AddNorm(residual, norm)
+    assert epilogue.after_all_reduce(group, y.clone()) is expected
+    assert epilogue.summed(group, plain, y, weight, None) is expected
+    assert asked == ["sum", "sum"]
+    assert epilogue.summed(group, replace(plain, linear_sum_norm=of_product), y, weight, None) is expected
+    assert asked == ["sum", "sum", "product"]
+    few = AddNorm(residual[:2], norm)
+    for found in zip(
+        few.summed(group, replace(plain, linear_sum_norm=of_product), y[:2], weight, None), expected, strict=True
+    ):
+        torch.testing.assert_close(found[0], found[1][:2])
+    assert asked[3:] == ["product", "sum"]
+    for found in zip(few.summed(replace(group, boxes=None), plain, y[:2], weight, None), expected, strict=True):
+        torch.testing.assert_close(found[0], found[1][:2])
+    assert len(asked) == 5

@@ -42,6 +42,22 @@ class LatentRotation:
     eps: float
 
 
+@dataclass(slots=True, frozen=True)
+class RankBoxes:
+    """One rank's end of the boxes in which the ranks of a host leave each other their parts of sums."""
+
+    rank: int
+    addresses: torch.Tensor  # int64 [ranks], of every rank's boxes, as this process has them mapped
+    words: torch.Tensor  # this rank's boxes, int64 [sets, ranks, words of a box], zero at first
+    clock: torch.Tensor  # int32 [2], zero at first: sums so far, and programs that are done with the current one
+    mapped: tuple[torch.Tensor, ...] = ()  # all ranks' boxes, which must stay mapped
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks."""
+        return self.words.shape[1]
+
+
 def add_layer_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -100,6 +116,11 @@ class AddRMSNorm(Protocol):
         """
 
 
+SumAddNorm = Callable[
+    [RankBoxes, torch.Tensor, torch.Tensor, torch.Tensor, float], "tuple[torch.Tensor, torch.Tensor] | None"
+]
+
+
 @dataclass(slots=True, frozen=True)
 class FusedOps:
     """One implementation."""
@@ -145,6 +166,9 @@ class FusedOps:
     add_layer_norm: AddLayerNorm = add_layer_norm
     # (x [T, C], weight [C], bias [C] or None, eps) -> layer_norm(x) * weight + bias
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor] = layer_norm
+    # (boxes, y [T, C] of which each rank has a part, residual [T, C], weight [C], eps) -> add_rms_norm of their sum, in
+    # one launch; None: not such a y. Collective. None: there is no such kernel.
+    sum_add_norm: SumAddNorm | None = None
     # The activation of every number, where a neighbour must not tell; None: PyTorch's own does.
     activate: Callable[[torch.Tensor, PlainActivation], torch.Tensor] | None = None
 

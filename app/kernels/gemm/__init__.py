@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from app.kernels.fused import FUSED_OPS, GatedActivation, PlainActivation
+from app.kernels.fused import FUSED_OPS, GatedActivation, PlainActivation, RankBoxes
 from app.kernels.kernel_table import HOPPER, HOST, TRITON, Candidate, KernelTable
 
 # A smaller weight stays in the caches, where the plain product is as fast and costs less to call.
@@ -89,6 +89,14 @@ ActivatedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, PlainActivati
 SummedProduct = Callable[[Inputs, WeightT, torch.Tensor | None, torch.Tensor], torch.Tensor | None]
 
 
+# (boxes, x, weight, bias, residual, norm's weight, eps) -> ProductThenNorm of the product's sum over the ranks, for a
+# reader that is one of these products; None: it does not serve such rows. Collective.
+SummedProductThenNorm = Callable[
+    [RankBoxes, GatedRows, WeightT, torch.Tensor | None, torch.Tensor, torch.Tensor, float],
+    tuple[Activations, torch.Tensor] | None,
+]
+
+
 @dataclass(slots=True, frozen=True)
 class LinearOps(Generic[WeightT]):
     """Products of x [T, K] with one kind of weight [N, K] and a bias [N] or None, in the dtype of x."""
@@ -100,6 +108,8 @@ class LinearOps(Generic[WeightT]):
     activated_linear: ActivatedProduct[WeightT] | None = None
     # The sum of a product and the residual in one launch; None: there is no such kernel.
     linear_add: SummedProduct[WeightT] | None = None
+    # A product, and its sum over the ranks with what follows in one launch; None: there is no such kernel.
+    linear_sum_norm: SummedProductThenNorm[WeightT] | None = None
     # `linear` where the launch before, another product of x, writes nothing that it reads: they may run side by side.
     linear_beside: Product[WeightT] | None = None
     # The products of layers that may have adapters: rows without one keep their bits beside others; and of those whose

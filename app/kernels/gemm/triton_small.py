@@ -19,9 +19,10 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from app.kernels.fused import GatedActivation, PlainActivation
+from app.kernels.fused import GatedActivation, PlainActivation, RankBoxes
 from app.kernels.fused.reference import rms_norm
 from app.kernels.fused.triton_ops import act_, act_and_mul, activate, add_rms_norm
+from app.kernels.fused.triton_ranks import serves, sum_add_norm
 from app.kernels.gemm import (
     Activations,
     DeferredActivation,
@@ -34,6 +35,7 @@ from app.kernels.gemm import (
 from app.kernels.gemm.small_tiles import (
     FEW_COLUMNS,
     LEAST_DEPTH,
+    MOST_ROWS,
     SmallTile,
     activated_tile,
     added_tile,
@@ -360,10 +362,31 @@ def linear_add_norm(
     return add_and_norm(x, weight, bias, residual, tile, (norm_weight, eps), may_defer)
 
 
+def linear_sum_norm(
+    boxes: RankBoxes,
+    x: GatedRows,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+) -> tuple[DeferredNorm, torch.Tensor] | None:
+    """See SummedProductThenNorm: the product, then one launch for all else."""
+    x = materialize(x)
+    may_defer = may_defer_norm(len(weight), x.dtype, LEAST_DEPTH)
+    if len(x) > MOST_ROWS or not may_defer or not serves(boxes, residual, residual) or x.dtype != residual.dtype:
+        return None
+    y = linear(x, weight, bias)
+    rows, squares, total = sum_add_norm(boxes, y, residual, norm_weight, eps, is_deferred=True)
+    assert squares is not None
+    return DeferredNorm(rows, squares, eps), total
+
+
 OPS = LinearOps(
     linear=linear,
     gated_linear=gated_linear,
     linear_add_norm=linear_add_norm,
     activated_linear=activated_linear,
     linear_add=linear_add,
+    linear_sum_norm=linear_sum_norm,
 )

@@ -72,6 +72,35 @@ def test_greedy_tokens_equal_transformers(one_gpu: bool, options: dict[str, Any]
             assert found == expected, (where, notes)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sums_in_one_kernel_with_the_norm_give_the_logprobs_of_nccl(one_gpu: bool, ranks: int) -> None:
+    """In bfloat16: prompts and decodes of few rows go by them; greedy tokens are compared up to a near tie."""
+    if not one_gpu and ranks > torch.cuda.device_count():
+        pytest.skip(f"needs {ranks} GPUs")
+    directory = tiny_model("llama", **HEADS, hidden_size=256)
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=0)
+    found = []
+    for choice in ("nccl", "fused"):
+        options: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "tensor_parallel_size": ranks,
+            "cuda_graphs": "on",
+            "small_all_reduce": choice,
+        }
+        with LLM(str(directory), tokenizer=TINY_CHAT, num_blocks=512, max_num_seqs=32, **options) as llm:
+            assert ("one kernel" in "\n".join(llm.worker_info.notes)) == (choice == "fused")
+            outs = [out.outputs[0] for out in llm.generate(_prompts(16), params, use_tqdm=False)]
+        found.append([[(step.token_ids[0], step.logprobs[0]) for step in out.logprobs or ()] for out in outs])
+    compared = 0
+    for theirs, ours in zip(*found, strict=True):
+        for (expected, high), (token, logprob) in zip(theirs, ours, strict=True):
+            assert abs(high - logprob) < 0.1
+            compared += 1
+            if token != expected:
+                break
+    assert compared > 16 * 6
+
+
 @pytest.fixture
 def two_ray_gpus() -> Iterator[None]:
     """A cluster that says it has two GPUs, be it true or not."""

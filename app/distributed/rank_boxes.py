@@ -1,0 +1,25 @@
+"""Makes the boxes in which the ranks of a host leave each other their parts of sums (kernels/fused/triton_ranks.py)."""
+
+from __future__ import annotations
+
+import torch
+
+from app.distributed.parallel_groups import RankGroup
+from app.kernels.fused import RankBoxes
+
+SETS = 2  # of boxes, which take turns
+WORDS = 1 << 19  # of a box, two numbers each: 204 rows of 5,120 columns; both sets are 8 MiB for each rank
+
+
+def make_boxes(group: RankGroup, device: torch.device, num_words: int = WORDS) -> RankBoxes:
+    """This rank's end. Collective over the group, and no rank may send anything before all have agreed that theirs are
+    made. RuntimeError (torch's) where the memory cannot be shared."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    assert group.handle is not None
+    words = symmetric_memory.empty(SETS, group.size, num_words, dtype=torch.int64, device=device).zero_()
+    handle = symmetric_memory.rendezvous(words, group.handle.group_name)
+    mapped = tuple(handle.get_buffer(rank, words.shape, words.dtype) for rank in range(group.size))
+    addresses = torch.tensor([boxes.data_ptr() for boxes in mapped], device=device)
+    clock = torch.zeros(2, dtype=torch.int32, device=device)
+    return RankBoxes(group.rank, addresses, words, clock, mapped)
