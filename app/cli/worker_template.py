@@ -3,7 +3,7 @@ becomes a copy of itself for each of them, which takes 0.02 s in place of second
 
 There are three: `host` has what routers, ingresses and replicas need but for Ray, `device` torch and what computes on
 it as well, and `serve` has Ray and Serve, too. What Ray imports depends on its variables; so that one waits for the
-first process that asks, and is for those whose environment is the same to the letter. In the environment of what the
+first process that asks, and is for those whose whole environment is the same. In the environment of what the
 others become only such variables may differ that nothing imported has read. Who is refused begins by itself, and so
 does each where no template runs.
 
