@@ -2,21 +2,22 @@
 
     python -m benchmarks.channels [--requests 400] [--rounds 2]
 
-Whole graphs, one after the other and again, over HTTP: an engine that only counts (a token a step of a millisecond, no
-model), asked for one token of 1,024 prompt tokens and for streams of 64, and a BERT of one layer with one text a body.
-Each line says latency (for streams: to the first token, and between tokens) and microseconds of CPU a request of
-ingress, replica and all processes.
+Whole graphs, one for each way and measured in turns, over HTTP: an engine that only counts (a token a step of a
+millisecond, no model), asked for one token of 1,024 prompt tokens and for streams of 64, and a BERT of one layer with
+one text a body. Each line says latency (for streams: to the first token, and between tokens) and microseconds of CPU a
+request of ingress, replica and all processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,18 +141,32 @@ def _texts(count: int) -> list[dict[str, Any]]:
     return [{"model": "m", "input": f"{TEXT} {i}"} for i in range(count)]
 
 
-def run(channels: Iterable[str], count: int) -> None:
-    """Both graphs for each way."""
-    for channel in channels:
-        with ServeProcess(QUICKSTART, partial(_scripted, channel=channel), ends_gracefully=False) as server:
+def run(channels: Sequence[str], count: int, rounds: int) -> None:
+    """Both graphs for each way, measured in turns: a machine is rarely as fast a minute later."""
+    with contextlib.ExitStack() as stack:
+        edits = {channel: partial(_scripted, channel=channel) for channel in channels}
+        for channel, server in _in_turns(stack, edits, rounds):
             _measure(server, f"{channel}: one token, alone", "/v1/completions", _completions(count // 2, 1), 1)
             _measure(server, f"{channel}: one token, 64 in flight", "/v1/completions", _completions(2 * count, 1), 64)
             _stream(server, f"{channel}: 64 tokens, 32 in flight", _completions(count // 2, 64), 32)
-        with tempfile.TemporaryDirectory() as folder:
-            edit = partial(_encoder, channel=channel, folder=folder)
-            with ServeProcess(QUICKSTART, edit, ends_gracefully=False) as server:
-                _measure(server, f"{channel}: a text, alone", "/v1/embeddings", _texts(count // 2), 1)
-                _measure(server, f"{channel}: a text, 64 in flight", "/v1/embeddings", _texts(2 * count), 64)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        edits = {channel: partial(_encoder, channel=channel, folder=folder) for channel in channels}
+        for channel, server in _in_turns(stack, edits, rounds):
+            _measure(server, f"{channel}: a text, alone", "/v1/embeddings", _texts(count // 2), 1)
+            _measure(server, f"{channel}: a text, 64 in flight", "/v1/embeddings", _texts(2 * count), 64)
+
+
+def _in_turns(
+    stack: contextlib.ExitStack, edits: Mapping[str, Callable[[dict[str, Any]], None]], rounds: int
+) -> Iterator[tuple[str, ServeProcess]]:
+    """Each way's server, all of them up; the next round the other way round."""
+    servers = [
+        (channel, stack.enter_context(ServeProcess(QUICKSTART, edit, ends_gracefully=False)))
+        for channel, edit in edits.items()
+    ]
+    for number in range(rounds):
+        yield from servers if number % 2 == 0 else reversed(servers)
 
 
 if __name__ == "__main__":
@@ -160,5 +175,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--channels", nargs="+", default=["serve", "direct"])
     options = parser.parse_args()
-    for _ in range(options.rounds):
-        run(options.channels, options.requests)
+    run(options.channels, options.requests, options.rounds)
