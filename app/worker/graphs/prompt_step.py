@@ -53,7 +53,8 @@ class PromptKey(NamedTuple):
 
 
 # A prompt alone is the most needed; many rows would be programs of attention without anything to do.
-KINDS = (PromptKey(0, 1), PromptKey(0, 4), PromptKey(0, 4, 16), PromptKey(0, 4, 64), PromptKey(0, 4, 128))
+KINDS = (PromptKey(0, 1), PromptKey(0, 4), *(PromptKey(0, 4, decodes) for decodes in (16, 48, 96, 128)))
+MOST_FURTHER = 128  # more tokens than the next size has, of a step that may be quicker
 
 
 def prompt_sizes(most: int) -> list[int]:
@@ -95,13 +96,15 @@ class PromptStep:
         self.sizes = [size for size in self.sizes if size <= most_tokens]
 
     def keys_for(self, meta: AttentionMetadata) -> Sequence[PromptKey]:
-        """Those of the steps that such a one can run as, the best first."""
+        """Those of the steps that such a one can run as, the smallest first."""
         decodes, prompts = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
         index = bisect_left(self.sizes, len(meta.slot_mapping) - decodes)
         if not prompts or index == len(self.sizes) or not (self._takes_context or _begin(meta)):
             return ()
-        fitting = (kind for kind in self.kinds if kind.prompts >= prompts and kind.decodes >= decodes)
-        return [kind._replace(tokens=self.sizes[index]) for kind in fitting if decodes or not kind.decodes]
+        fitting = [kind for kind in self.kinds if kind.prompts >= prompts and kind.decodes >= decodes]
+        kinds = [kind for kind in fitting if decodes or not kind.decodes]
+        sizes = [size for size in self.sizes[index:] if size <= self.sizes[index] + MOST_FURTHER]
+        return [kind._replace(tokens=size) for size in sizes for kind in kinds]
 
     def load(self, key: PromptKey, batch: InputBatch) -> None:
         """The tokens and rows of a step for the next run."""

@@ -61,9 +61,9 @@ def test_captured_while_the_engine_idles(driver: Driver, monkeypatch: pytest.Mon
         assert prompts is not None
         assert prompts.replays == {}
         assert [setup.capture_next() for _ in range(count + 1)] == [*reversed(range(count)), 0]
-        assert set(prompts.replays) == set(prompts.step.keys)
+        assert set(prompts.replays) == set(prompts.seconds) == set(prompts.step.keys)
         prompts.release()
-        assert prompts.replays == {}
+        assert prompts.replays == prompts.seconds == {}
         setup = set_up(driver, cuda_graph_prompt_tokens=128)  # for a KV cache whose size was given
         setup.capture()
         assert setup.capture_next() == count - 1

@@ -119,6 +119,27 @@ def test_a_step_runs_at_the_next_larger_size() -> None:
     assert ran == [PromptKey(128, 1), PromptKey(64, 4)]
 
 
+def test_of_the_steps_that_fit_the_quickest_runs() -> None:
+    """What they take is known of steps that were captured; one of far more tokens is not looked at."""
+    driver = Driver(str(tiny_model("llama")), num_blocks=64)
+    expected = [run.tokens for run in driver.run(runs([65, 20]))]
+    ran = replay_prompts(driver.worker, 384)
+    replays = driver.worker._runner._prompts  # type: ignore[union-attr]
+    assert replays is not None
+    replays.seconds |= dict.fromkeys(replays.replays, 2.0)
+    for key in (PromptKey(192, 4), PromptKey(256, 4), PromptKey(128, 1), PromptKey(64, 4, 16)):
+        replays.seconds[key] = 1.0
+    assert [run.tokens for run in driver.run(runs([65, 20]))] == expected
+    assert ran == [PromptKey(192, 4)]
+    del replays.replays[PromptKey(192, 4)]
+    driver.run(runs([65, 20], 1))
+    assert ran[1:] == [PromptKey(256, 4)]
+    del replays.replays[PromptKey(256, 4)]
+    replays.seconds[PromptKey(320, 4)] = 1.0
+    driver.run(runs([65, 20], 1))
+    assert ran[2:] == [PromptKey(128, 4)], "320 are too many"
+
+
 @pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "mtp-states"])
 def test_drafts_follow_as_behind_ordinary_steps(drafter: str, tmp_path: Path) -> None:
     """By what the last layer gives, what others read, and in layers of their own: as many, and as many right ones."""
@@ -136,9 +157,9 @@ def test_drafts_follow_as_behind_ordinary_steps(drafter: str, tmp_path: Path) ->
 
 
 def test_beside_many_rows_that_decode() -> None:
-    """Prompts of one token are rows that decode: 40 and 70 of them beside a prompt in chunks."""
+    """Prompts of one token are rows that decode: 40, 70 and 100 of them beside a prompt in chunks."""
     driver = Driver(str(tiny_model("llama")), chunk=48, num_blocks=160, max_num_seqs=160)
-    groups = [[1] * 40 + [110], [1] * 70 + [60, 50]]
+    groups = [[1] * 40 + [110], [1] * 70 + [60, 50], [1] * 100 + [50]]
     expected = [[run.tokens for run in driver.run(runs(group, 3))] for group in groups]
     ran = replay_prompts(driver.worker, 128)
     assert [[run.tokens for run in driver.run(runs(group, 3))] for group in groups] == expected
