@@ -29,6 +29,12 @@ def quantize_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None) -> t
     return (x / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale
 
 
+def rounded_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None, most: float | None = None) -> torch.Tensor:
+    """Take from x [T, K] what quantizing its rows takes, and what is beyond `most`."""
+    quantized, scale = quantize_rows(x if most is None else x.clamp(-most, most), input_scale)
+    return (widened(quantized, torch.float32) * scale).to(x.dtype)
+
+
 Product = Callable[[GatedRows, "Fp8Weight", torch.Tensor | None], torch.Tensor]
 
 
@@ -73,9 +79,7 @@ class Fp8Weight(TiledWeight):
 
 def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
-    x = materialize(x)
-    quantized, scale = quantize_rows(x, weight.input_scale)
-    return linear((widened(quantized, torch.float32) * scale).to(x.dtype), weight.tiles, bias)
+    return linear(rounded_rows(materialize(x), weight.input_scale), weight.tiles, bias)
 
 
 FP8_LINEAR: KernelTable[Product] = KernelTable(

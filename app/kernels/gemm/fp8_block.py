@@ -26,6 +26,13 @@ def quantize_groups(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Te
     return quantized.flatten(1)[:, :size], scale
 
 
+def rounded_groups(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Take from x [T, K] what quantizing groups of its inputs takes."""
+    quantized, scale = quantize_groups(x, group)
+    spread = scale.repeat_interleave(group, dim=1)[:, : x.shape[1]]
+    return (widened(quantized, torch.float32) * spread).to(x.dtype)
+
+
 def _tiles(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> StoredTiles:
     depth = block_for("e4m3", block[1])
     words = pack_words(weight.view(torch.uint8), "e4m3", depth)
@@ -82,11 +89,7 @@ class Fp8BlockWeight(TiledWeight):
 
 def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
-    x = materialize(x)
-    group = weight.tiles.group
-    quantized, scale = quantize_groups(x, group)
-    spread = scale.repeat_interleave(group, dim=1)[:, : x.shape[1]]
-    return linear((widened(quantized, torch.float32) * spread).to(x.dtype), weight.tiles, bias)
+    return linear(rounded_groups(materialize(x), weight.tiles.group), weight.tiles, bias)
 
 
 FP8_BLOCK_LINEAR: KernelTable[Product] = KernelTable(

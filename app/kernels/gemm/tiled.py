@@ -2,7 +2,7 @@
 
 A GPU multiplies few rows by the codes themselves; so does a CPU by those of which it has a kernel (`TILED_KERNELS`),
 which wants them in an order of its own. Elsewhere, and for many rows, some rows of the weight at a time are turned into
-numbers for a plain product, so that no whole copy of them is made (but for small_groups.py's).
+numbers for a plain product, so that no whole copy of them is made (but for plain_bytes.py's).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ TILED_KERNELS: KernelTable[PackStored] = KernelTable(
     "packed products of stored weights",
     Candidate("app.kernels.gemm.onednn_int8:pack", HOST),
     Candidate("app.kernels.gemm.aten_int4:pack", HOST),
-    Candidate("app.kernels.gemm.small_groups:pack", HOST),
+    Candidate("app.kernels.gemm.plain_bytes:pack", HOST),
 )
 
 
