@@ -2,10 +2,10 @@
 becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
 There are three: `host` has what routers, ingresses and replicas need but for Ray, `device` torch and what computes on
-it as well, and `serve` has Ray and Serve, too. What Ray imports depends on its variables; so that one waits for the
-first process that asks, and is for those whose whole environment is the same. In the environment of what the
-others become only such variables may differ that nothing imported has read. Who is refused begins by itself, and so
-does each where no template runs.
+it as well, and `serve` has Ray and Serve, too. What Ray imports depends on its variables; so that one waits until they
+are announced, or for the first process that asks, and is for those whose whole environment is the same. In the
+environment of what the others become only such variables may differ that nothing imported has read. Who is refused
+begins by itself, and so does each where no template runs.
 
 `ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. All templates end with the process
 that started them: it holds the other end of their input.
@@ -63,6 +63,13 @@ def running() -> Iterator[None]:
         process.stdin.close()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def announce(variables: Mapping[str, str]) -> None:
+    """Tell the template that has Ray the environment of those who will ask, before the first of them does."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
+        template.connect(os.path.join(os.environ[FOLDER_VARIABLE], SERVE))
+        template.sendall(json.dumps({"environment": dict(variables)}).encode())
 
 
 def main(folder: Path) -> None:

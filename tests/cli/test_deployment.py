@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray import serve
@@ -152,6 +154,19 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
 
 
+def copies_with_ray(server: int) -> set[str]:
+    """The titles of worker processes that are copies of one which has imported Ray."""
+    titles = set()
+    for process in psutil.Process(server).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            title, template = " ".join(process.cmdline()).strip(), process.parent()
+            if template is None or "app.cli.worker_template" not in template.cmdline():
+                continue
+            if any("_raylet" in region.path for region in template.memory_maps()):
+                titles.add(title.partition(".")[0])
+    return titles
+
+
 @pytest.mark.slow
 def test_sigterm_ends_as_quietly_as_ctrl_c(tmp_path: Path) -> None:
     environ = {**os.environ, "RAY_TMPDIR": tempfile.mkdtemp(prefix="mnt", dir="/tmp"), "RAY_ADDRESS": "local"}
@@ -164,6 +179,7 @@ def test_sigterm_ends_as_quietly_as_ctrl_c(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: "open at http" in log.read_text(), "the server has started")
+        assert {"ray::ServeController", "ray::ServeReplica:manta:Router"} <= copies_with_ray(server.pid)
         server.send_signal(signal.SIGTERM)
         assert server.wait(patience_s()) == 0
     finally:

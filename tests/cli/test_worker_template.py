@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.cli.ray_worker import become
-from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, may_be_copied
+from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, announce, may_be_copied
 from app.engine.executor.ray_workers import HAS_TORCH
 from tests.limits import patience_s, wait_until
 from tests.test_architecture import ROOT
@@ -129,6 +129,19 @@ def test_serves_own_are_those_of_one_environment(tmp_path: Path, folder: Path) -
     other, _ = began(tmp_path, folder, RAY_NODE="8")
     assert "colorsys" not in other["modules"]
     assert "fractions" in other["modules"], "what does not depend on Ray's variables is there all the same"
+
+
+def test_they_may_be_announced(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = began(tmp_path, tmp_path / "none")
+    monkeypatch.setenv(become.FOLDER_VARIABLE, str(folder))
+    announce({**plain["environment"], become.FOLDER_VARIABLE: str(folder)})
+    first, _ = began(tmp_path, folder)
+    assert "colorsys" in first["modules"]
+
+
+def test_nobody_hears_an_announcement_where_no_template_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(become.FOLDER_VARIABLE, str(tmp_path / "none"))
+    announce({})
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:
