@@ -3,7 +3,8 @@ lie.
 
 Those are for few rows in bf16. Many rows, and fp32, multiply some columns at a time that are made of the same codes.
 In bf16 scales are rounded to it, as rounding the weights would do, and offsets, by at most 1/64 of a step where they
-are the zeros of codes.
+are the zeros of codes. Groups of 16 inputs, half of what the operator knows, have 32 places, whose other halves meet
+zeros.
 
 The operators are private to PyTorch: the order in which they keep the codes is tried out.
 """
@@ -21,6 +22,7 @@ from app.kernels.gemm.group import GroupWeight, of_inputs
 from app.kernels.gemm.stored import StoredTiles, unpack_words
 
 _GROUPS = (256, 128, 64, 32)  # inputs that share a scale in the operator
+_SMALL = 16  # inputs, in 32 places
 _DTYPES = (torch.float32, torch.bfloat16)
 _MOST_ROWS = 64  # beyond it the product of a plain weight wins, with making it
 _ELEMENTS = 1 << 20  # numbers made at a time: what stays in the caches until they are multiplied
@@ -30,13 +32,16 @@ _ELEMENTS = 1 << 20  # numbers made at a time: what stays in the caches until th
 class Codes:
     """(code - 8) * scale + offset, of codes below 16."""
 
-    packed: torch.Tensor  # uint8 [N / width, K, width / 2], seen as [N, K / 2]: outputs i and i + width / 2 in a byte
-    scales: torch.Tensor  # [K / group, N, 2] of the compute type: scale, offset
+    packed: torch.Tensor  # uint8 [N / width, P, width / 2], seen as [N, P / 2]: outputs i and i + width / 2 in a byte
+    scales: torch.Tensor  # [P / group, N, 2] of the compute type: scale, offset
+    is_spread: bool  # P = 2 K places for K inputs in groups of 16, else K
 
     def numbers(self, start: int, stop: int, width: int) -> torch.Tensor:
         """Outputs start..stop, whole widths of them: fp32 [K, stop - start]."""
         count, groups = (stop - start) // width, len(self.scales)
         codes = self.packed[start:stop].view(count, -1, width // 2)
+        if self.is_spread:
+            codes = codes.view(count, groups, -1, width // 2)[:, :, :_SMALL].flatten(1, 2)
         out = torch.empty(codes.shape[1], count, 2, width // 2)
         halves = out.permute(2, 1, 0, 3)
         halves[0] = codes & 15
@@ -69,6 +74,8 @@ class AtenInt4Weight(PackedWeight):
         return of_inputs(self._numbers(0, len(self.halves[0].packed)).t()[: self.shape[0]], self.order)
 
     def _by_codes(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.halves[0].is_spread:
+            x = F.pad(x.view(len(x), -1, _SMALL), (0, _SMALL)).flatten(1)
         products = [_product(x, half) for half in self.halves]
         if len(products) == 1 and bias is None:
             return products[0][:, : self.shape[0]]
@@ -94,12 +101,14 @@ class AtenInt4Weight(PackedWeight):
 
 
 def pack(weight: PackedWeight, dtype: torch.dtype) -> AtenInt4Weight | None:
-    """`GroupWeight`, in fp32 and bf16, where groups are multiples of 32 inputs; see tiled.PackStored."""
+    """`GroupWeight`, in fp32 and bf16, where groups are multiples of 32 inputs; up to 4 bits of groups of 16, in bf16:
+    others would be larger than plain ones, or are read no faster. See tiled.PackStored."""
     if not isinstance(weight, GroupWeight) or dtype not in _DTYPES:
         return None
     tiles, width = weight.tiles, _width()
     group = _group(tiles)
-    if not group or not width:
+    may_spread = group != _SMALL or (tiles.form == "nibble" and dtype == torch.bfloat16)
+    if not group or not width or not may_spread:
         return None
     codes = unpack_words(tiles.words, tiles.form, tiles.block, tiles.size)
     scale, offset = _of_groups(tiles.scales, tiles, group), _of_groups(tiles.offsets, tiles, group)
@@ -117,9 +126,10 @@ def pack(weight: PackedWeight, dtype: torch.dtype) -> AtenInt4Weight | None:
 
 
 def _group(tiles: StoredTiles) -> int:
-    """The largest of the operator's groups in which a scale holds throughout; 0: there is none."""
+    """The largest of the operator's groups, or half of the least, in which a scale holds throughout; 0: there is
+    none."""
     shared = tiles.size if tiles.group >= tiles.size else tiles.group
-    return next((size for size in _GROUPS if shared % size == 0 and tiles.size % size == 0), 0)
+    return next((size for size in (*_GROUPS, _SMALL) if shared % size == 0 and tiles.size % size == 0), 0)
 
 
 def _of_groups(numbers: torch.Tensor | None, tiles: StoredTiles, group: int) -> torch.Tensor:
@@ -143,9 +153,12 @@ def _rounded(
 def _packed(codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, width: int, dtype: torch.dtype) -> Codes:
     """codes uint8 [N, K] below 16, scale and offset fp32 [K / group, N]."""
     missing = -len(codes) % width
+    is_spread = codes.shape[1] == _SMALL * len(scale)
+    if is_spread:
+        codes = F.pad(codes.view(len(codes), -1, _SMALL), (0, _SMALL)).flatten(1)
     packed = torch._convert_weight_to_int4pack_for_cpu(F.pad(codes, (0, 0, 0, missing)).int(), 1)
     scales = F.pad(torch.stack((scale, offset), -1), (0, 0, 0, missing)).to(dtype)
-    return Codes(packed, scales.contiguous())
+    return Codes(packed, scales.contiguous(), is_spread)
 
 
 def _product(x: torch.Tensor, codes: Codes) -> torch.Tensor:
