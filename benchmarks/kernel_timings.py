@@ -18,10 +18,9 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, gluon_prefill, triton_prefill
+from app.kernels.attention import KV_FP8, AttentionMetadata, AttentionOptions, HeadNorm, gluon_prefill, triton_prefill
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
-from app.kernels.fused import HeadNorm
 from app.kernels.fused import reference as plain_fused
 from app.kernels.fused import triton_ops as fused
 from app.kernels.gemm.fp8 import Fp8Weight

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from app.kernels.attention import HeadBias
-from app.kernels.fused import FUSED_OPS, HeadNorm
+from app.kernels.attention import AttentionOptions, HeadBias, HeadNorm
+from app.kernels.fused import FUSED_OPS
 from app.kernels.gemm import Activations
 from app.layers.attention_layer import KVAttentionLayer
 from app.layers.context import BuildContext, ForwardContext
@@ -94,23 +94,34 @@ class Attention(KVAttentionLayer):
 
     def forward(self, x: Activations, epilogue: Epilogue[ResultT], ctx: ForwardContext) -> ResultT:
         """x [T, C] -> the output [T, C], and what follows it. Writes the tokens' keys and values into the cache."""
-        query, gate = self._write(x, ctx)
-        out = self.attend(query, ctx)
+        heads, norm, gate = self._projected(x)
+        out = self._attend_at_once(heads, norm, ctx)
+        if out is None:
+            out = self.attend(self._write_heads(heads, norm, ctx), ctx)
         if self.gates_output:
             out = self.fused.times_sigmoid(out.reshape(len(out), -1), gate.reshape(len(out), -1))
         return self.o_proj(out.reshape(out.shape[0], -1), epilogue)  # type: ignore[no-any-return]
 
     def keep(self, x: Activations, ctx: ForwardContext) -> None:
         """x [T, C]: its keys and values go into the cache, and nothing attends to them yet."""
-        self._write(x, ctx)
+        heads, norm, _ = self._projected(x)
+        self._write_heads(heads, norm, ctx)
 
-    def _write(self, x: Activations, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns x's queries [T, Hq, D] as they attend, and what gates the output; the rest is in the cache then."""
-        heads, norm, gate = self._projected(x)
+    def _attend_at_once(self, heads: torch.Tensor, norm: HeadNorm | None, ctx: ForwardContext) -> torch.Tensor | None:
+        """The output of attention [T, Hq, D] where the backend has a kernel that also rotates and writes."""
+        rotation = self.rotary.of_step(ctx)
+        if rotation.query_scale is not None or (norm is None and self.q_norm is not None):
+            return None
+        options = AttentionOptions(self.scale, self.sliding_window, self.soft_cap, self.kv_scales, **self._bias())
+        cache, meta = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index]
+        return self.ops.at_once(heads, rotation.cos, rotation.sin, norm, cache, meta, options)
+
+    def _write_heads(self, heads: torch.Tensor, norm: HeadNorm | None, ctx: ForwardContext) -> torch.Tensor:
+        """Returns the queries [T, Hq, D] as they attend; keys and values are in the cache then."""
         rotation, scales = self.rotary.of_step(ctx), self.kv_scales
         cache, slots = ctx.kv_caches[self.layer_index], ctx.attention[self.layer_index].slot_mapping
         query = self.fused.rotate_and_write(heads, rotation.cos, rotation.sin, norm, cache, slots, scales)
-        return self._scaled(query, rotation), gate
+        return self._scaled(query, rotation)
 
     def _projected(self, x: Activations) -> tuple[torch.Tensor, HeadNorm | None, torch.Tensor]:
         """x's queries, keys and values [T, Hq + 2 Hkv, D], not yet rotated; what they are normed with then, if it is

@@ -43,6 +43,7 @@ from app.kernels.attention import (
     AttentionOptions,
     EncodedStep,
     HeadBias,
+    HeadNorm,
     gluon_prefill,
     gluon_texts,
     triton_encoder,
@@ -54,10 +55,11 @@ from app.kernels.attention.encoder import Sight
 from app.kernels.attention.triton_encoded import encoded_kernel_for
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
+from app.kernels.attention.triton_rotated import rotated_decode, rotated_scratch, serves_rotated
 from app.kernels.attention.triton_shared_splits import share_splits
 from app.kernels.drafts import LogitsPlaces, triton_ngram
 from app.kernels.drafts import triton_ops as draft_ops
-from app.kernels.fused import GatedActivation, HeadNorm, LatentRotation, RankBoxes, triton_ops, triton_ranks
+from app.kernels.fused import GatedActivation, LatentRotation, RankBoxes, triton_ops, triton_ranks
 from app.kernels.gemm import (
     DeferredNorm,
     plain,
@@ -102,6 +104,7 @@ SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 READ_FIRST = {
     "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
     "delta_step_kernel", "delta_chunk_gluon_kernel", "delta_scan_gluon_kernel", "sum_add_norm_kernel",
+    "rotated_decode_kernel",
 }  # fmt: skip
 # Those that come early in steps of few requests alone.
 MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
@@ -430,6 +433,12 @@ def attention(
         OPS.paged_attention(query, cache, meta, scale=0.1, kv_scales=scales, **masks)
         OPS.write_kv(query[:, :num_kv_heads], query[:, :num_kv_heads], cache, meta.slot_mapping, scales)
         options = AttentionOptions(0.1, **masks)
+        lone = replace(meta, is_static=True, is_apart=True, num_decodes=1)
+        if serves_rotated(query[:1], cache, lone, options):
+            rows, angles = torch.zeros(1, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype), query[:1, :1]
+            scratch = rotated_scratch(lone, num_heads, num_kv_heads, head_dim)
+            for norm in (None, HeadNorm(query[0, 0], query[0, 0], 1e-6)):
+                rotated_decode(rows, angles, angles, norm, cache, lone, scratch, options)
         if IS_AMD or dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # tiles too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):

@@ -67,6 +67,7 @@ class AttentionMetadata:
     # `block_table` and `slot_mapping` of the further groups of layers that keep blocks of their own; a layer's own
     # metadata has its group's in the fields above.
     more_tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    is_apart: bool = False  # no request reads what another one writes in this step
     rows: torch.Tensor | None = None  # int32 [R], the requests' permanent rows, 0 for padding; None: nobody reads them
     # int64 [D]: which of the requests bring drafts behind a known token; None: none. Of a static step it is not said.
     drafted: NDArray[np.int64] | None = None
@@ -93,6 +94,15 @@ class HeadBias:
     # [Hq, N]: what is added to a (scaled, capped) score whose key lies 0, 1, ... N - 1 positions before the query; keys
     # further away have that of N - 1 (T5: Raffel et al., 2020).
     by_distance: torch.Tensor | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class HeadNorm:
+    """RMS norms of single query and key heads, before they are rotated."""
+
+    query_weight: torch.Tensor  # [D]
+    key_weight: torch.Tensor  # [D]
+    eps: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,6 +136,28 @@ def _paged_alone(head_dim: int, num_positions: int) -> EncodedAttention | None:
     return None
 
 
+# What FusedOps.rotate_and_write and `paged_attention` do, one behind the other, in one launch: (heads [T, Hq + 2 Hkv,
+# D], cos, sin, norm, kv_cache, meta, options) -> [T, Hq, D]; None: not for such a step or layer.
+AttendAtOnce = Callable[
+    [
+        torch.Tensor, torch.Tensor, torch.Tensor, HeadNorm | None, torch.Tensor, AttentionMetadata, AttentionOptions,
+    ],
+    torch.Tensor | None,
+]  # fmt: skip
+
+
+def _one_by_one(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    options: AttentionOptions,
+) -> torch.Tensor | None:
+    return None
+
+
 @dataclass(slots=True, frozen=True)
 class AttentionOps:
     """One backend: `prepare(meta)` once a step, then per layer `write_kv` and `paged_attention`.
@@ -156,6 +188,7 @@ class AttentionOps:
     # Given a head's size and the most positions of a slot: its kernel for few tokens that attend to an encoder's
     # output; None: paged_attention does that, too.
     encoded: Callable[[int, int], EncodedAttention | None] = _paged_alone
+    at_once: AttendAtOnce = _one_by_one
     name: str = ""  # in the table; the selector fills it in
 
     def require(self, **wanted: bool) -> None:

@@ -25,10 +25,12 @@ from app.kernels.attention import (
     AttentionOps,
     AttentionOptions,
     HeadBias,
+    HeadNorm,
 )
 from app.kernels.attention.triton_decode import DecodeScratch, decode, make_scratch
 from app.kernels.attention.triton_encoded import encoded_kernel_for
 from app.kernels.attention.triton_quantize import quantize
+from app.kernels.attention.triton_rotated import RotatedScratch, rotated_decode, rotated_scratch, serves_rotated
 from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import next_power_of_2
 from app.kernels.quick_launch import quick_launch
@@ -56,6 +58,7 @@ class TritonPlan:
     prefills: tuple[PrefillKernel, ...]
     decodes: AttentionMetadata | None = None  # the step's tokens as decodes
     each: int = 1  # queries of a decode
+    rotated: RotatedScratch | None = None  # of decodes that do all at once; made by the first layer with them
 
 
 def check_sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
@@ -201,6 +204,30 @@ def paged_attention(
     return out
 
 
+def at_once(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    kv_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    options: AttentionOptions,
+) -> torch.Tensor | None:
+    """See AttendAtOnce: static steps of a few decodes with a token each."""
+    plan = meta.plan
+    assert isinstance(plan, TritonPlan), "call prepare(meta, ...) before the first layer"
+    if (
+        plan.decodes is not None
+        or plan.scratch.shared is not None
+        or not serves_rotated(heads, kv_cache, meta, options)
+    ):
+        return None
+    if plan.rotated is None:
+        num_kv_heads = kv_cache.shape[2]
+        plan.rotated = rotated_scratch(meta, heads.shape[1] - 2 * num_kv_heads, num_kv_heads, heads.shape[2])
+    return rotated_decode(heads, cos, sin, norm, kv_cache, meta, plan.rotated, options)
+
+
 OPS = AttentionOps(
     prepare=prepare,
     write_kv=write_kv,
@@ -210,5 +237,6 @@ OPS = AttentionOps(
     features=frozenset(FEATURES) - {"kv_int8"},
     latent="app.kernels.mla.triton_ops:OPS",
     encoded=encoded_kernel_for,
+    at_once=at_once,
     name="triton",
 )

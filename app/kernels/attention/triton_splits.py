@@ -2,8 +2,8 @@
 """Cuts contexts for split-KV decode, and lists all splits of a step, on the device.
 
 A request's context is cut by its own length alone, never by the batch around it (I6): up to MAX_SPLITS splits of at
-least SPLIT_KEYS positions. The list lets a fixed number of programs share out any mix of lengths, so that a captured
-graph serves them all.
+least SPLIT_KEYS positions; smaller ones where a request is alone, in 16 bits (triton_rotated.py). The list lets a fixed
+number of programs share out any mix of lengths, so that a captured graph serves them all.
 """
 
 from __future__ import annotations

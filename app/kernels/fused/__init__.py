@@ -15,20 +15,12 @@ from typing import Literal, Protocol
 import torch
 import torch.nn.functional as F
 
+from app.kernels.attention import HeadNorm
 from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
 # GELU (Hendrycks and Gimpel, 2016) exactly, and by its approximation with tanh.
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 PlainActivation = GatedActivation | Literal["relu2"]  # of a layer without a gate; relu2: max(x, 0)^2 (So et al., 2021)
-
-
-@dataclass(slots=True, frozen=True)
-class HeadNorm:
-    """RMS norms of single query and key heads, before they are rotated."""
-
-    query_weight: torch.Tensor  # [D]
-    key_weight: torch.Tensor  # [D]
-    eps: float
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from app.kernels.fused import HeadNorm
+from app.kernels.attention import HeadNorm
 
 
 @dataclass(slots=True, frozen=True)

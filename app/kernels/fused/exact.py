@@ -9,8 +9,9 @@ import torch
 
 from app.errors import UnsupportedError
 from app.kernels import exact_math
+from app.kernels.attention import HeadNorm
 from app.kernels.attention.reference import write_kv
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation, PlainActivation
+from app.kernels.fused import FusedOps, GatedActivation, LatentRotation, PlainActivation
 from app.kernels.fused.composed import Composed
 
 rms_norm = exact_math.rms_norm

@@ -8,8 +8,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+from app.kernels.attention import HeadNorm
 from app.kernels.attention.reference import quantize, write_kv
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, LatentRotation
+from app.kernels.fused import FusedOps, GatedActivation, LatentRotation
 from app.kernels.fused.composed import Composed
 
 _LEAST_SQUARE = 1e-38  # so that its root can be divided by in fp32, too

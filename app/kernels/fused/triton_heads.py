@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from app.kernels.fused import HeadNorm
+from app.kernels.attention import HeadNorm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 

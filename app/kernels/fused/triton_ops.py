@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from app.kernels.attention import HeadNorm
 from app.kernels.attention.triton_quantize import quantize
-from app.kernels.fused import FusedOps, GatedActivation, HeadNorm, PlainActivation
+from app.kernels.fused import FusedOps, GatedActivation, PlainActivation
 from app.kernels.fused.triton_heads import rotate_heads
 from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.fused.triton_ranks import add_norm_of_sum

@@ -255,6 +255,7 @@ class StaticStep:
             max_seq_len=state.token_ids.shape[1],
             num_decodes=key.size if each == 1 else 0,
             is_static=True,
+            is_apart=each == 1,
             cascade=CASCADE in key.parts,
             more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
             rows=tensors.rows,

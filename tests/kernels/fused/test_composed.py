@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.kernels.fused import FusedOps, HeadNorm, exact, reference
+from app.kernels.attention import HeadNorm
+from app.kernels.fused import FusedOps, exact, reference
 
 EPS = 1e-5
 OPS = pytest.mark.parametrize("ops", [reference.OPS, exact.OPS], ids=["reference", "exact"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from app.errors import UnsupportedError
-from app.kernels.fused import FUSED_OPS, FusedOps, HeadNorm, LatentRotation, reference
+from app.kernels.attention import HeadNorm
+from app.kernels.fused import FUSED_OPS, FusedOps, LatentRotation, reference
 from app.kernels.fused.exact import OPS
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
