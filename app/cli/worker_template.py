@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE, SERVE
+from app.kernels import compile_processes
 
 # What deployments import, by themselves or by way of Ray Serve. What is not installed is left out.
 HOST_MODULES = (
@@ -84,11 +85,14 @@ def main(folder: Path) -> None:
     listener = listeners[kind]
     if kind == DEVICE:
         _import(DEVICE_MODULES)
+        compile_processes.prepare()
     if kind == SERVE:
         _import_serve(listener)
     gc.collect()
     gc.freeze()  # what all copies share, and none looks at again
     if (copied := serve(listener, is_the_same if kind == SERVE else may_be_copied)) is not None:
+        if kind == DEVICE:
+            compile_processes.begin()
         _take_on(*copied)
     elif kind == HOST:
         shutil.rmtree(folder, ignore_errors=True)

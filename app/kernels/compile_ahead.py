@@ -3,7 +3,7 @@
 A kernel is compiled when it is first launched, and a launch waits for it: a start that meets some sixty kernels one
 after another takes some sixty times 0.3 s. Inside `compile_ahead` launches only say which kernels there will be, and
 threads compile those, or read them from disk, meanwhile. Nearly all of a compilation is native code that lets other
-Python threads run.
+Python threads run; where processes could be had (compile_processes.py), they do what is to be compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ from triton.runtime import build, driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
+from app.kernels import compile_processes
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.kernels")
@@ -31,6 +32,7 @@ logger = logging.getLogger("manta.kernels")
 # What of a compilation is Python waits for the other threads': more of them only wait.
 MOST_THREADS = 8
 SWITCH_S = 0.0005  # how long one that came back from native code waits for another's Python
+_own = threading.local()  # a thread's compiler
 _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced meanwhile
 
 
@@ -49,11 +51,15 @@ class _Kernel:
     table: dict[Any, Any]  # Triton's, of the function's kernels
     key: Any
     make: Callable[[], Any]
+    source: bytes | None = None  # for a process that compiles it onto the disk
 
     def load(self) -> None:
         """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
         if self.key in self.table:  # another thread was faster
             return
+        if self.source is not None and (compiler := getattr(_own, "compiler", None)) is not None:
+            with suppress(OSError):
+                compiler.compile(self.source)
         kernel = self.make()
         assert kernel is not None, "a hook of Triton's compiles it elsewhere"
         _ = kernel.run
@@ -86,7 +92,9 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         # Here, and not in several threads at once: it fills tables that launches read.
         _ = function.cache_key
         table = function.device_caches[_device_of(*details, **keywords)][0]
-        kernel = _Kernel(table, key, lambda: make(function, key, *details, **keywords))
+        kernel = _Kernel(
+            table, key, lambda: make(function, key, *details, **keywords), _source(function, *details, **keywords)
+        )
         if (id(table), key) not in kernels:
             kernels[id(table), key] = _submitted(pool, kernel)
         return kernel  # not in Triton's table: other threads read it
@@ -102,6 +110,7 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
             raise
         finally:
             JITFunction.run, JITFunction._do_compile = run, make
+            compile_processes.end()
 
 
 def _submitted(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:
@@ -172,8 +181,20 @@ def _indexed(device: torch.device) -> torch.device:
 def _enter(device: torch.device, one_at_a_time: threading.Lock) -> None:
     if (runtime := platform_of(device).runtime) is not None:
         runtime.set_device(device)
+    _own.compiler = compile_processes.new_compiler()
     with one_at_a_time:  # the first reads the whole of Triton, 400 MB, for the keys of its cache
         triton_key()
+
+
+def _source(function: Any, signature: Any, device: Any, *details: Any, **_: Any) -> bytes | None:
+    """Returns what another process compiles it from, if one can."""
+    if not compile_processes.are_there():
+        return None
+    try:
+        (constants, options, attributes), target = details[:3], function.device_caches[device][2]
+        return compile_processes.described(function, target, signature, constants, options, attributes)
+    except Exception:  # of pickle's, for which there is no common one
+        return None
 
 
 def _device_of(signature: Any, device: Any, *_: Any, **__: Any) -> Any:

@@ -15,6 +15,7 @@ from app.config.engine import EngineConfig
 from app.engine.executor.base import Executor
 from app.engine.executor.worker_group.phase import is_compiling
 from app.errors import EngineDeadError, MantaError
+from app.kernels import compile_processes
 from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.records.worker_info import WorkerInfo
 from app.worker.worker import Worker
@@ -33,6 +34,7 @@ class InProcessExecutor(Executor):
     def start(self) -> WorkerInfo:
         """Build the worker; ConfigError and CheckpointError come through unchanged."""
         assert self._worker is None, "started twice"
+        compile_processes.begin()
         worker = Worker(self._config)
         info = worker.start()
         self._worker = worker

@@ -12,6 +12,7 @@ import torch
 
 from app.config.engine import EngineConfig
 from app.errors import CheckpointError
+from app.kernels import compile_processes
 from app.platforms import platform_of
 from app.records.pooling_params import PoolingParams
 from app.worker.forward_pass import ForwardPass
@@ -52,6 +53,7 @@ class WarmUp:
         """
         platform = platform_of(self.device)
         if platform.kernels != "triton" or not self.plan.compile:
+            compile_processes.end()
             return
         from app.kernels.compile_ahead import compile_ahead  # Triton, which a CPU does without
 

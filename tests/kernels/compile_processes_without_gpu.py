@@ -1,0 +1,59 @@
+"""`compile_ahead` where processes compile for its threads, with Triton's real compiler for a GPU of compute capability
+9.0 and a driver that runs nothing. Run by test_compile_processes.py in a process of its own.
+
+Exits 1 with a traceback if something is not as it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+import triton
+from triton import knobs
+
+from app.kernels import compile_processes
+from app.kernels.compile_ahead import compile_ahead
+from tests.kernels.compile_ahead_without_gpu import CPU, Driver, broken_kernel, double_kernel
+
+
+def launch(size: int) -> None:
+    """Two kernels, one of which cannot be compiled."""
+    double_kernel[(1,)](torch.zeros(64), 33, BN=size)
+    broken_kernel[(1,)](torch.zeros(64), BN=size)
+
+
+def hits_of(size: int) -> list[bool]:
+    """Whether each kernel of a start was on the disk when a thread of this process wanted it."""
+    hits = list[bool]()
+    knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    with compile_ahead(CPU) as ahead:
+        launch(size)
+    assert (ahead.compiled, ahead.failed) == (1, 1), ahead
+    return hits
+
+
+def main() -> None:
+    """All in one, as kernels of one process know of each other."""
+    triton.runtime.driver.set_active(Driver())
+    assert hits_of(16) == [False], "nobody compiled it before"
+
+    compile_processes._has_gpu = lambda: True
+    compile_processes.begin()
+    assert compile_processes._control is not None
+    _, number = compile_processes._control
+    assert hits_of(32) == [True], "a process has"
+    assert compile_processes._control is None
+    assert not os.path.exists(f"/proc/{number}"), "they end with the start"
+
+    compile_processes.begin()
+    _, number = compile_processes._control
+    os.kill(number, signal.SIGKILL)
+    assert hits_of(64) == [False], "where none is left, threads compile"
+    assert hits_of(128) == [False]
+    print("all as it should be")
+
+
+if __name__ == "__main__":
+    main()
