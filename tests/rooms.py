@@ -27,7 +27,7 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.kernels",),
         ("app.kernels.attention", "app.kernels.rows", "app.kernels.sampling"),
         ("app.kernels.drafts", "app.kernels.fused", "app.kernels.mla", "app.kernels.recurrent"),
-        ("app.kernels.gemm",),
+        ("app.kernels.gemm", "app.kernels.whole_step"),
         ("app.kernels.moe", "app.kernels.lora"),
     ),
     (

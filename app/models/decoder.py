@@ -31,6 +31,7 @@ from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings, readable
 from app.models.layer_offload import LayerOffload
+from app.models.whole_step import DecoderStep
 
 Ropes = Callable[[str], RopeSettings]  # by layer type
 
@@ -61,6 +62,11 @@ class Decoder(Layer):
         attends = (module for module in self.layers.modules() if isinstance(module, AttentionLayer))
         for number, attention in enumerate(attends):  # a layer may have none, or several
             attention.layer_index = number
+        is_plain = blocks.layer_inputs is None and self.project_out is None
+        # None: steps of one token are computed layer by layer, too.
+        self.whole_step = (
+            DecoderStep.of(ctx, s, list(self.layers.values()), list(self.rotaries.values())) if is_plain else None
+        )
 
     def _build_ends(self, ctx: BuildContext, s: DecoderSettings, blocks: Blocks) -> None:
         """Builds what stands before the layers in the first stage, and after them in the last."""
@@ -86,6 +92,8 @@ class Decoder(Layer):
             ctx.memo[self.layer_inputs.key] = self.layer_inputs(read, embedded)
         for rotary in self.rotaries.values():
             rotary.of_step(ctx)  # for all layers
+        if self.whole_step is not None and (made := self.whole_step.run(x, ctx)) is not None:
+            return made if self.norm is None else self.norm(made)
         layers: list[Any] = list(self.layers.values())
         norms = [*[layer.input_layernorm for layer in layers], self.norm]  # the last is None in an earlier stage
         normed = x if norms[0] is None else norms[0](x)

@@ -91,12 +91,13 @@ from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
+from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
 from tests.kernels.stub_gpu import as_on
 
 IS_AMD = "gfx942" in sys.argv[1:]
 TARGET = GPUTarget("hip", "gfx942", 64) if IS_AMD else GPUTarget("cuda", 90, 32)
 KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
-OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # Kernels that begin to read weights, or states, or where a step's requests begin, which the kernel before does not
@@ -542,6 +543,24 @@ def state_spaces(dtype: torch.dtype, sizes: tuple[int, int, int, int], channels:
         recurrent_ops.selective_scan(scanned, torch.zeros(1, channels, 16), step)
 
 
+def whole_step(shape: StepShape) -> None:
+    """A layer of a step of one token, all of it in one memory."""
+    s, tile = shape, persistent.tile_of(shape)
+    assert tile is not None
+    attended, projected = s.heads * s.head_dim, (s.heads + 2 * s.kv_heads) * s.head_dim
+    sizes = [(projected, s.hidden), (s.hidden, attended), (2 * s.intermediate, s.hidden), (s.hidden, s.intermediate)]
+    sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,), (4, 2, s.kv_heads, 16, s.head_dim)]
+    counts = [int(torch.Size(size).numel()) for size in sizes]
+    parts = torch.empty(sum(counts), dtype=torch.bfloat16).split(counts)
+    qkv, out, gate_up, down, norm, mlp_norm, *more = (x.view(size) for x, size in zip(parts, sizes, strict=True))
+    heads = more[:2] if s.norms_heads else (None, None)
+    layer = StepLayer(norm, qkv, heads[0], heads[1], out, mlp_norm, gate_up, down, more[2])
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    token = StepToken(zeros(s.head_dim), zeros(s.head_dim), torch.zeros(1, dtype=torch.int64), table[0, :1], table)
+    step = persistent.PersistentStep(s, tile, torch.device("cpu"))
+    assert step.run(zeros(1, s.hidden), [layer], token) is not None
+
+
 def sharing(num_requests: int) -> None:
     """The search for shared splits among many requests."""
     lens, table = torch.ones(num_requests, dtype=torch.int32), torch.zeros(num_requests, 64, dtype=torch.int32)
@@ -654,6 +673,14 @@ def all_calls() -> list[Callable[[], None]]:
             else [partial(early_linear, 2560, 4096, 12_352, 9216), partial(early_linear, 2560, 4800, 16_384, 5760)]
         ),
         *([] if IS_AMD else [partial(over_ranks, 2, 5120, 4096, 12_800), partial(over_ranks, 4, 4096, 1024, 3584)]),
+        *(
+            []
+            if IS_AMD
+            else [
+                partial(whole_step, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False)),
+                partial(whole_step, StepShape(1024, *qwen, 3072, 1e-6, 0.1, norms_heads=True)),
+            ]
+        ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),
         *([] if IS_AMD else [partial(exact, (1000, 3000, 331), (6, 2, 80), 512, 50.0)]),
     ]

@@ -7,9 +7,11 @@ warps are threads, and barriers count what arrives. Copies and products are done
 from __future__ import annotations
 
 import threading
+import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -21,6 +23,7 @@ from app.kernels.quick_launch import QuickKernel
 
 _PANEL = 64  # columns that lie together, of 16-bit numbers in shared memory
 _PATIENCE_S = 120.0
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class Numbers(torch.Tensor):
@@ -43,6 +46,10 @@ class Pointer:
 
     def __sub__(self, offset: Any) -> Pointer:
         return Pointer(self.numbers, self.offset - offset)
+
+    def to(self, dtype: Any) -> Pointer:
+        """As a number, which assembly reads from."""
+        return self
 
     def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All numbers from the tensor's first one on, which of them are meant, and where these are seen."""
@@ -68,6 +75,16 @@ class Shared:
         assert 0 <= int(i) < self.shape[0]
         size = int(torch.Size(self.shape[1:]).numel()) * self.dtype.itemsize
         return Shared(self.memory[int(i) * size :], self.dtype, self.shape[1:])
+
+    def slice(self, first: int, length: int) -> Shared:
+        """Some rows of a part that lies row by row."""
+        assert not self.is_cut
+        size = int(torch.Size(self.shape[1:]).numel()) * self.dtype.itemsize
+        return Shared(self.memory[first * size :], self.dtype, [length, *self.shape[1:]])
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        assert not self.is_cut
+        return Shared(self.memory, self.dtype, shape)
 
     def permute(self, order: Any) -> Shared:
         return Shared(self.memory, self.dtype, self.shape, turned=not self.turned)
@@ -136,11 +153,16 @@ def _init(barrier: Barrier | Barriers, count: int) -> None:
 
 @dataclass
 class Copied:
-    """A tensor that the copy engine reads and writes."""
+    """A tensor that the copy engine reads and writes; what lies behind it in its memory, too, if the shape says so."""
 
     base: torch.Tensor
     block_shape: list[int]
     layout: Any = None
+
+    @classmethod
+    def of(cls, desc: TensorDescriptor) -> Copied:
+        is_whole = list(desc.base.shape) == list(desc.shape)
+        return cls(desc.base if is_whole else desc.base.as_strided(desc.shape, desc.strides), list(desc.block_shape))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -181,15 +203,25 @@ def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared |
     return Shared(torch.full((count * dtype.itemsize,), 255, dtype=torch.uint8), dtype, shape)  # no numbers
 
 
-def _load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> torch.Tensor:
+def _load(pointer: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> torch.Tensor:
     flat, places, seen = pointer.places(mask)
     return torch.where(seen, flat[torch.where(seen, places, 0)], torch.as_tensor(other).to(flat)).as_subclass(Numbers)
 
 
-def _store(pointer: Pointer, x: torch.Tensor, mask: Any = True) -> None:
+def _store(pointer: Pointer, x: torch.Tensor | float, mask: Any = True) -> None:
     flat, places, seen = pointer.places(mask)
+    x = torch.as_tensor(x, dtype=None if isinstance(x, torch.Tensor) else flat.dtype)
     assert x.dtype == flat.dtype
     flat[places[seen]] = x.broadcast_to(places.shape)[seen].as_subclass(torch.Tensor)
+
+
+def _add(pointer: Pointer, x: int, sem: str, scope: str) -> torch.Tensor:
+    """Adds to a number that programs share; what it was."""
+    flat, places, _ = pointer.places(True)
+    with _ONE_AT_A_TIME:
+        before = flat[places].clone()
+        flat[places] += x
+    return before.as_subclass(Numbers)
 
 
 def _side_by_side(partitions: Sequence[tuple[Callable[..., None], Sequence[Any]]], *_: Any) -> None:
@@ -210,13 +242,29 @@ def _side_by_side(partitions: Sequence[tuple[Callable[..., None], Sequence[Any]]
     assert not failures, failures
 
 
-def _assembly(text: str, constraints: str, given: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+def _assembly(text: str, constraints: str, given: Sequence[Any], **_: Any) -> torch.Tensor:
+    if text.startswith("ld.acquire.gpu.global.b32"):
+        time.sleep(0)  # it asks again and again for what another thread writes
+        return _load(given[0])
     assert text.startswith("ex2.approx.ftz.f32"), "no stand-in for it"
     return torch.exp2(given[0])
 
 
-def _least(a: torch.Tensor, b: Any) -> torch.Tensor:
-    return torch.minimum(a, torch.as_tensor(b).to(a.dtype))
+def _least(a: Any, b: Any) -> torch.Tensor:
+    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b).to(torch.as_tensor(a).dtype))
+
+
+def _most(a: Any, b: Any) -> torch.Tensor:
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b).to(torch.as_tensor(a).dtype))
+
+
+def _where(condition: Any, a: Any, b: Any) -> torch.Tensor:
+    return torch.where(torch.as_tensor(condition), torch.as_tensor(a), torch.as_tensor(b)).as_subclass(Numbers)
+
+
+def _count(*bounds: Any) -> Iterator[torch.Tensor]:
+    """`range`, of numbers as a kernel's."""
+    return (torch.tensor(i).as_subclass(Numbers) for i in range(*map(int, bounds)))
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -229,13 +277,14 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         **dict.fromkeys(layouts.split(), _nothing),
         **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
-        **{name: getattr(torch, name) for name in ("exp", "log", "log2", "rsqrt", "where")},
+        **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "rsqrt", "reshape")},
         constexpr=object, static_range=range, thread_barrier=_nothing, convert_layout=lambda x, layout: x,
         program_id=lambda i: torch.tensor(program[i]).as_subclass(Numbers),
         arange=lambda first, end, layout=None: torch.arange(first, end).as_subclass(Numbers),
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype).as_subclass(Numbers),
         full=lambda shape, x, dtype, layout=None: torch.full(shape, x, dtype=dtype).as_subclass(Numbers),
-        minimum=_least, sum=lambda x, axis: x.sum(axis), cdiv=lambda a, b: -(-a // b),
+        minimum=_least, maximum=_most, where=_where, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
+        expand_dims=lambda x, axis: x.unsqueeze(axis), tuple=tuple, atomic_add=_add, cdiv=lambda a, b: -(-a // b),
         associative_scan=lambda x, axis, _: x.cumsum(axis), inline_asm_elementwise=_assembly,
         load=_load, store=_store, allocate_shared_memory=_allocate, warp_specialize=_side_by_side,
     )  # fmt: skip
@@ -269,27 +318,34 @@ def _stand_in(function: Any, language: types.SimpleNamespace) -> Callable[..., A
         return _stand_in(value, language) if hasattr(value, "fn") and name in python.__code__.co_names else value
 
     known = {name: replaced(name, value) for name, value in python.__globals__.items()}
-    return types.FunctionType(python.__code__, known, python.__name__, python.__defaults__)
+    return types.FunctionType(python.__code__, {**known, "range": _count}, python.__name__, python.__defaults__)
 
 
 class OnCpu:
-    """A kernel to launch in the place of the GPU's: `kernel[grid](*arguments, **constants_and_options)`."""
+    """A kernel to launch in the place of the GPU's: `kernel[grid](*arguments, **constants_and_options)`. Programs run
+    one after another, or all at once where they wait for each other."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, *, all_at_once: bool = False) -> None:
         self.function = kernel.function if isinstance(kernel, QuickKernel) else kernel
+        self.all_at_once = all_at_once
         self.names = set(self.function.arg_names)
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
         def launch(*given: Any, **more: Any) -> None:
             seen = [self._seen(one) for one in given]
             constants = {name: value for name, value in more.items() if name in self.names}
-            for z, y, x in product(*(range(n) for n in reversed([*grid, 1, 1][:3]))):
-                _stand_in(self.function, _language((x, y, z)))(*seen, **constants)
+            places = [place[::-1] for place in product(*(range(n) for n in reversed([*grid, 1, 1][:3])))]
+            programs = [partial(_stand_in(self.function, _language(place)), **constants) for place in places]
+            if self.all_at_once:
+                _side_by_side([(program, seen) for program in programs])
+                return
+            for program in programs:
+                program(*seen)
 
         return launch
 
     @staticmethod
     def _seen(given: Any) -> Any:
         if isinstance(given, TensorDescriptor):
-            return Copied(given.base, list(given.block_shape))
+            return Copied.of(given)
         return Pointer(given) if isinstance(given, torch.Tensor) else given

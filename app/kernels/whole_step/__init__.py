@@ -1,0 +1,71 @@
+"""All layers of a decoder in one launch, for a step of one token: the contract.
+
+A step of one token is bound by reading weights once, and between two launches the memory rests. One launch for all
+layers reads the next weights while programs wait for each other. It serves plain 16-bit layers of one kind alone; what
+it does not serve is computed layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from app.kernels.kernel_table import HOPPER, TRITON, Candidate, KernelTable, Needs
+
+
+@dataclass(slots=True, frozen=True)
+class StepShape:
+    """Says what all layers have in common: x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float  # of all norms
+    scale: float  # of scores
+    norms_heads: bool  # whether queries and keys are normed before they are rotated
+
+
+@dataclass(slots=True, frozen=True)
+class StepLayer:
+    """A layer's tensors, in the type of x."""
+
+    norm: torch.Tensor  # [hidden], before attention
+    qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim, hidden]
+    query_norm: torch.Tensor | None  # [head_dim]
+    key_norm: torch.Tensor | None
+    output: torch.Tensor  # [hidden, heads head_dim]
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 intermediate, hidden]
+    down: torch.Tensor  # [hidden, intermediate]
+    cache: torch.Tensor  # [B, 2, kv_heads, S, head_dim]
+
+
+@dataclass(slots=True, frozen=True)
+class StepToken:
+    """Says where the step's one token stands; as an attention backend's metadata says it."""
+
+    cos: torch.Tensor  # [..., head_dim], numbers of the type of x
+    sin: torch.Tensor  # the same, the first half negated
+    slot: torch.Tensor  # int64 [1], below 0: its key and value are not written
+    seq_len: torch.Tensor  # int32 [1], itself included
+    blocks: torch.Tensor  # int32 [..., M]
+
+
+class WholeStep(Protocol):
+    """Computes all layers of a step of one token."""
+
+    def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
+        """x [1, hidden], which may be overwritten -> what the last layer gives; None: it does not serve them."""
+
+
+# (shape, device) -> what computes such a step; None: it serves no such shape.
+MakeWholeStep = Callable[[StepShape, torch.device], WholeStep | None]
+WHOLE_STEPS: KernelTable[MakeWholeStep] = KernelTable(
+    "whole steps",
+    Candidate("app.kernels.whole_step.persistent:make", Needs(TRITON.kernels, generations=HOPPER.generations)),
+)

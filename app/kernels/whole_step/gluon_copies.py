@@ -1,0 +1,98 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""The weights and cached keys and values that a program of a whole step reads, copied ahead in its order, in Gluon.
+
+Memory is seen as lines of 128 bytes, whatever lies in it, so one descriptor of the copy engine (TMA) serves all of it.
+A stage of the ring has GROUP boxes of lines: of as many rows of a weight, or of blocks of the cache.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+GROUP = gl.constexpr(8)  # rows of a weight in a stage
+WIDE = gl.constexpr(64)  # numbers in a line
+D = gl.constexpr(128)  # of a head
+
+
+@gluon.jit
+def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
+    """Bounds of a split of the tokens before this one."""
+    each = gl.cdiv(gl.cdiv(pos, SPLITS), S) * S
+    begin = gl.minimum(i_split * each, pos)
+    return begin, gl.minimum(begin + each, pos)
+
+
+@gluon.jit
+def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, CL: gl.constexpr, GROUPS, SECOND,
+              STAGES: gl.constexpr):  # fmt: skip
+    """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up)."""
+    for g in range(GROUPS):
+        if SECOND > 0:
+            first = row + (g // 2) * GROUP + (g % 2) * SECOND
+        else:
+            first = row + g * GROUP
+        for c in range(LINES // CL):
+            stage = i % STAGES
+            mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
+            for r in gl.static_range(GROUP):
+                tma.async_copy_global_to_shared(
+                    d_lines,
+                    [base + (first + r) * LINES + c * CL, 0],
+                    ready.index(stage),
+                    pieces.index(stage * GROUP + r),
+                )
+            i += 1
+    return i
+
+
+@gluon.jit
+def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: gl.constexpr, KH: gl.constexpr,
+                 SPLITS: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr):  # fmt: skip
+    """Keys and values of this program's split."""
+    TOKENS: gl.constexpr = CL // 2  # in a box
+    LINES: gl.constexpr = D // WIDE
+    head = i_p // SPLITS
+    if head < QH:
+        i_kv = head // (QH // KH)
+        begin, end = split_of(pos, i_p % SPLITS, SPLITS, S)
+        for first in range(begin, end, GROUP * TOKENS):
+            for part in gl.static_range(2):
+                stage = i % STAGES
+                mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
+                mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
+                for r in gl.static_range(GROUP):
+                    token = gl.minimum(first + r * TOKENS, (end - 1) // TOKENS * TOKENS)
+                    block = gl.load(p_table + token // S)
+                    line = base + ((block * 2 + part) * KH + i_kv) * (S * LINES) + (token % S) * LINES
+                    tma.async_copy_global_to_shared(
+                        d_lines, [line, 0], ready.index(stage), pieces.index(stage * GROUP + r)
+                    )
+                i += 1
+    return i
+
+
+@gluon.jit
+def copy_partition(
+    d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
+    pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
+    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
+    OWN: gl.constexpr = H // PROGRAMS
+    FP: gl.constexpr = F // PROGRAMS
+    i = 0
+    pos = gl.maximum(gl.load(p_len) - 1, 0)
+    for layer in range(NL):
+        p_own = p_lines + layer * 5
+        qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
+        cache = gl.load(p_own + 4)
+        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // WIDE, CL, QKV // GROUP, 0, STAGES)
+        i = copy_context(d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, CL, STAGES, S)
+        i = copy_rows(d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // WIDE, CL, OWN // GROUP, 0, STAGES)
+        i = copy_rows(d_lines, pieces, ready, free, i, gate, i_p * FP, H // WIDE, CL, 2 * FP // GROUP, F, STAGES)
+        i = copy_rows(d_lines, pieces, ready, free, i, down, i_p * OWN, F // WIDE, CL, OWN // GROUP, 0, STAGES)

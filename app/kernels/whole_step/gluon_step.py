@@ -1,0 +1,265 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""All layers of a decode step of one token in one launch on Hopper GPUs, in Gluon.
+
+Each program has some rows of every weight, for as long as the launch lives, and with them some numbers of the residual
+stream, which stay in registers. One warp copies the rows by the GPU's copy engine (TMA) into a ring of stages, as far
+ahead as there is room: over the ends of products, parts and layers, for nothing in a step writes weights. The other
+warps multiply, write what came out, and count in memory that they have; one more warp waits until all programs have,
+and lets its own go on. So the memory's bandwidth is used while programs wait for each other. Sums have a fixed order.
+Triton's interpreter cannot run Gluon; tests run what it means on a CPU (`tests/kernels/gluon_on_cpu.py`).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from app.kernels.quick_launch import quick_launch
+from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, thread_barrier
+from app.kernels.whole_step.gluon_copies import GROUP, WIDE, D, copy_partition
+
+
+@gluon.jit
+def read_now(p_word):
+    """A number that others write, seen with all that they wrote before it."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [p_word.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def wait_partition(p_counter, go, NUM, PROGRAMS: gl.constexpr):
+    """One warp: waits until all programs have written a part, and lets the others of this one go on."""
+    for i in range(NUM):
+        while read_now(p_counter) < (i + 1) * PROGRAMS:
+            pass
+        mbarrier.arrive(go, count=1)
+
+
+@gluon.jit
+def signal(p_counter):
+    """This program has written its part."""
+    thread_barrier()
+    gl.atomic_add(p_counter, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def group_of(x_smem, w_smem, ready, free, i, CHUNKS: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
+             WARPS: gl.constexpr):  # fmt: skip
+    """Products of GROUP rows with x: [GROUP]. A line of a row is multiplied with all lines of x, and its own counts."""
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CL, 16])
+    b_acc = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
+    for c in range(CHUNKS):
+        stage = i % STAGES
+        mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
+        b_acc = warpgroup_mma(w_smem.index(stage), x_smem.index(c).permute((1, 0)), b_acc, is_async=True)
+        b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+        mbarrier.arrive(free.index(stage), count=1)
+        i += 1
+    o_m = gl.arange(0, GROUP * CL, layout=gl.SliceLayout(1, MMA))
+    o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
+    b_own = gl.where((o_m % CL)[:, None] == o_n[None, :], b_acc, 0.0)
+    return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
+
+
+@gluon.jit
+def rows_of(
+    x_smem, w_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Writes products of GROUPS groups of rows with x into out_smem."""
+    for g in range(GROUPS):
+        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        out_smem.index(g).store(b_sum)
+    thread_barrier()
+    return i
+
+
+@gluon.jit
+def even_and_odd(
+    x_smem, w_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """The same of GROUPS pairs of groups, whose second ones lie behind all first ones, in out_smem's second half."""
+    HALF: gl.constexpr = out_smem.shape[0] // 2
+    for g in range(GROUPS):
+        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        out_smem.index(g).store(b_sum)
+        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        out_smem.index(HALF + g).store(b_sum)
+    thread_barrier()
+    return i
+
+
+@gluon.jit
+def loaded(p_x, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr):
+    """A vector, in chunks."""
+    o_l = gl.arange(0, CL, layout=gl.SliceLayout(1, XB))
+    o_k = gl.arange(0, WIDE, layout=gl.SliceLayout(0, XB))
+    o = o_l[:, None] * WIDE + o_k[None, :]
+    chunks = gl.tuple(())
+    for c in gl.static_range(CHUNKS):  # all are on their way before one is used; others than this program write some
+        chunks = chunks + gl.tuple((gl.load(p_x + c * (CL * WIDE) + o, cache_modifier=".cg"),))
+    return chunks
+
+
+@gluon.jit
+def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr, H: gl.constexpr):
+    """Writes hidden * norm into x_smem; what its products are multiplied by then."""
+    b_squares = gl.zeros([CL, WIDE], gl.float32, XB)
+    rows = loaded(p_hidden, CHUNKS, CL, XB)
+    for c in gl.static_range(CHUNKS):
+        b_h = rows[c].to(gl.float32)
+        x_smem.index(c).store((b_h * norms[c].to(gl.float32)).to(x_smem.dtype))
+        b_squares += b_h * b_h
+    rms = gl.rsqrt(gl.sum(gl.sum(b_squares, 1), 0) / H + eps)
+    fence_async_shared()  # the tensor cores read it
+    thread_barrier()
+    return rms
+
+
+@gluon.jit
+def taken(p_x, x_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr):
+    """Copies x into x_smem."""
+    rows = loaded(p_x, CHUNKS, CL, XB)
+    for c in gl.static_range(CHUNKS):
+        x_smem.index(c).store(rows[c])
+    fence_async_shared()
+    thread_barrier()
+
+
+@gluon.jit
+def multiply_partition(
+    w_smem, x_smem, out_smem, share_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums,
+    p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """WARPS warps: all that is computed."""
+    V: gl.constexpr = 8 if CL >= 4 * WARPS else 4
+    XB: gl.constexpr = gl.BlockedLayout([1, V], [V // 2, 64 // V], [WARPS, 1], [1, 0])
+    R1: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    K: gl.constexpr = CL * WIDE
+    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
+    OWN: gl.constexpr = H // PROGRAMS
+    FP: gl.constexpr = F // PROGRAMS
+    HALF: gl.constexpr = out_smem.shape[0] * GROUP // 2
+    flat = out_smem._reinterpret(gl.float32, [2 * HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    firsts, seconds = flat.slice(0, HALF), flat.slice(HALF, HALF)
+    o_row = gl.arange(0, HALF, layout=R1)
+    o_own = i_p * OWN + gl.arange(0, OWN, layout=R1)
+    pos = gl.maximum(gl.load(p_len) - 1, 0)
+    b_res = gl.load(p_hidden + o_own).to(gl.float32)
+    at_norm = gl.load(p_near)
+    i = 0  # stages
+    n = 0  # parts that all programs have written
+    for layer in range(NL):
+        # queries, keys, values; norms' weights, which nobody writes, are on their way before the wait
+        norms = loaded(p_base + at_norm * 8, H // K, CL, XB)
+        at_query, at_key = gl.load(p_near + layer * 5 + 1), gl.load(p_near + layer * 5 + 2)
+        at_second, at_cache = gl.load(p_near + layer * 5 + 3), gl.load(p_near + layer * 5 + 4)
+        if layer > 0:
+            mbarrier.wait(go, n & 1)
+            n += 1
+        rms = normed(p_hidden, norms, x_smem, eps, H // K, CL, XB, H)
+        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, QKV // GROUP, H // K, CL, STAGES, WARPS)
+        gl.store(p_qkv + i_p * QKV + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < QKV)
+        signal(p_counters)
+        p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
+        p_cache = p_base + at_cache * 8
+        i = attend(
+            w_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin, p_parts, p_sums, go, n,
+            i, i_p, pos, eps, scale, stride_block, QH, KH, SPLITS, CL, STAGES, S, QK_NORM, WARPS,
+        )  # fmt: skip
+        n += 1
+        signal(p_counters)
+        # the output, and what it adds to the residual stream
+        norms = loaded(p_base + at_second * 8, H // K, CL, XB)
+        mbarrier.wait(go, n & 1)
+        n += 1
+        attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, QH, SPLITS, WARPS)
+        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, CL, STAGES, WARPS)
+        b_own = flat.slice(0, OWN).load(R1)
+        b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
+        gl.store(p_between + o_own, b_res.to(gl.bfloat16))
+        signal(p_counters)
+        # gate and up
+        at_norm = gl.load(p_near + gl.minimum(layer + 1, NL - 1) * 5)
+        mbarrier.wait(go, n & 1)
+        n += 1
+        rms = normed(p_between, norms, x_smem, eps, H // K, CL, XB, H)
+        i = even_and_odd(x_smem, w_smem, ready, free, out_smem, i, FP // GROUP, H // K, CL, STAGES, WARPS)
+        b_gate = (firsts.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
+        b_up = (seconds.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
+        b_act = b_gate / (1.0 + gl.exp2(-b_gate * LOG2E)) * b_up
+        gl.store(p_act + i_p * FP + o_row, b_act.to(gl.bfloat16), mask=o_row < FP)
+        signal(p_counters)
+        # down
+        mbarrier.wait(go, n & 1)
+        n += 1
+        taken(p_act, x_smem, F // K, CL, XB)
+        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, OWN // GROUP, F // K, CL, STAGES, WARPS)
+        b_own = flat.slice(0, OWN).load(R1)
+        b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
+        gl.store(p_hidden + o_own, b_res.to(gl.bfloat16))
+        signal(p_counters)
+    # Who comes last leaves the counters zero for the next launch.
+    arrived = gl.atomic_add(p_counters + 32, 1, sem="acq_rel", scope="gpu")
+    if arrived == PROGRAMS - 1:
+        gl.store(p_counters, 0)
+        gl.store(p_counters + 32, 0)
+
+
+@quick_launch
+@gluon.jit(do_not_specialize=["NL"])
+def whole_step_kernel(
+    d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_counters, p_table, p_slot,
+    p_len, p_cos, p_sin, NL, eps, scale, stride_block,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
+    MOST_GROUPS: gl.constexpr,
+):  # fmt: skip
+    """Grid (PROGRAMS,), all of which must run at once. p_hidden [H]: the residual stream before and behind NL layers.
+
+    d_lines [.., WIDE] begins where p_base does. p_lines int32 [NL, 5]: which of its lines each layer's weights (query-
+    key-value, output, gate and up, down) and its cache [B, 2, KH, S, D] begin at. p_near int64 [NL, 5]: how many times
+    16 bytes from p_base on its norms (first, of queries, of keys, second) and its cache lie. p_counters is zero before
+    and after. MOST_GROUPS: of rows of a weight (gate's) that a program has, at most; a power of 2. CL lines are a part
+    of each weight's rows."""
+    MOST: gl.constexpr = F if F > QH * D else QH * D
+    PARTS: gl.constexpr = 5  # of a layer, behind each of which all programs wait for each other
+    i_p = gl.program_id(0)
+    w_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, GROUP * CL, WIDE], d_lines.layout)
+    x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
+    out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    share_smem = gl.allocate_shared_memory(gl.float32, [SPLITS, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(free.index(s), count=1)
+    mbarrier.init(go, count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (multiply_partition, (
+                w_smem, x_smem, out_smem, share_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv,
+                p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
+                H, QH, KH, F, CL, PROGRAMS, STAGES, SPLITS, S, QK_NORM, WARPS,
+            )),
+            (copy_partition, (
+                d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
+                H, QH, KH, F, CL, PROGRAMS, STAGES, SPLITS, S,
+            )),
+            (wait_partition, (p_counters, go, NL * PARTS - 1, PROGRAMS)),
+        ],
+        [1, 1],
+        [40, 24],
+    )  # fmt: skip

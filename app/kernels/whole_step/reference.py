@@ -1,0 +1,45 @@
+"""A whole step of one token in plain PyTorch: the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from app.kernels.fused.reference import rotate
+from app.kernels.whole_step import StepLayer, StepShape, StepToken
+
+
+def whole_step(x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken, shape: StepShape) -> torch.Tensor:
+    """x [1, hidden] -> [1, hidden], computed in fp32, and rounded where a layer's parts meet."""
+    for layer in layers:
+        x = x + _attended(x, layer, token, shape) @ layer.output.t().to(x.dtype)
+        gate, up = (_normed(x, layer.mlp_norm, shape) @ layer.gate_up.t()).chunk(2, dim=-1)
+        x = x + (F.silu(gate.float()) * up.float()).to(x.dtype) @ layer.down.t()
+    return x
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, shape: StepShape) -> torch.Tensor:
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), shape.eps).to(x.dtype)
+
+
+def _attended(x: torch.Tensor, layer: StepLayer, token: StepToken, shape: StepShape) -> torch.Tensor:
+    s = shape
+    heads = (_normed(x, layer.norm, s) @ layer.qkv.t()).view(-1, s.head_dim)
+    query, key, value = torch.split(heads, [s.heads, s.kv_heads, s.kv_heads])
+    if layer.query_norm is not None and layer.key_norm is not None:
+        query, key = _normed(query, layer.query_norm, s), _normed(key, layer.key_norm, s)
+    cos, sin = token.cos.view(1, -1), token.sin.view(1, -1)
+    query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+    size = layer.cache.shape[3]
+    slot, length = int(token.slot), int(token.seq_len)
+    if slot >= 0:
+        layer.cache[slot // size, 0, :, slot % size] = key
+        layer.cache[slot // size, 1, :, slot % size] = value
+    blocks = token.blocks.flatten()[: -(-length // size)].long()
+    kept = layer.cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : length - 1].float()
+    keys = torch.cat((kept[0], key.float().unsqueeze(1)), 1)
+    values = torch.cat((kept[1], value.float().unsqueeze(1)), 1)
+    asked = query.float().view(s.kv_heads, -1, s.head_dim)
+    return F.scaled_dot_product_attention(asked, keys, values, scale=s.scale).to(x.dtype).view(1, -1)

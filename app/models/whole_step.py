@@ -1,0 +1,89 @@
+"""A decoder's layers in one launch, where a step brings one token and the layers are plain (`kernels/whole_step`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, WholeStep
+from app.layers.attention import Attention
+from app.layers.context import BuildContext, ForwardContext
+from app.layers.linear import Linear
+from app.layers.mlp import GatedMLP
+from app.layers.norm import RMSNorm
+from app.layers.rotary import RotaryEmbedding
+from app.models.decoder_layers.pre_norm import PreNormLayer
+from app.models.decoder_settings import DecoderSettings
+
+
+class DecoderStep:
+    """Runs steps of one token, of which nobody wants more than what the last layer gives."""
+
+    def __init__(self, step: WholeStep, layers: Sequence[PreNormLayer], rotary: RotaryEmbedding) -> None:
+        self._step, self._layers, self._rotary = step, layers, rotary
+
+    @classmethod
+    def of(
+        cls, ctx: BuildContext, settings: DecoderSettings, layers: Sequence[Any], rotaries: Sequence[RotaryEmbedding]
+    ) -> DecoderStep | None:
+        """None: these layers, or this device, want launches of their own."""
+        is_whole = len(layers) == settings.num_layers and len(rotaries) == 1 and ctx.groups.tp.size == 1
+        is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
+        if not (is_whole and is_plain and not ctx.offload_bytes and all(_is_plain(one, settings) for one in layers)):
+            return None
+        s, first = settings, layers[0].self_attn
+        shape = StepShape(
+            s.hidden_size, s.num_heads, s.num_kv_heads, first.head_dim, s.intermediate_size, s.norm_eps, first.scale,
+            first.q_norm is not None,
+        )  # fmt: skip
+        steps = (make(shape, ctx.device) for make in WHOLE_STEPS.all_on(ctx.device))
+        step = next((one for one in steps if one is not None), None)
+        return None if step is None else cls(step, layers, rotaries[0])
+
+    def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
+        """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
+        meta = ctx.attention[0]
+        is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
+        if not is_one or ctx.wanted or ctx.read is not None:
+            return None
+        rotation = self._rotary.of_step(ctx)
+        linears = (one for layer in self._layers for one in _linears(layer))
+        if rotation.query_scale is not None or any(one.packed is not None or one.delta is not None for one in linears):
+            return None
+        token = StepToken(rotation.cos, rotation.sin, meta.slot_mapping, meta.seq_lens, meta.block_table)
+        layers = [_tensors(layer, ctx.kv_caches[layer.self_attn.layer_index]) for layer in self._layers]
+        return self._step.run(x, layers, token)
+
+
+def _is_plain(layer: Any, settings: DecoderSettings) -> bool:
+    """True if a layer is Llama's or Qwen3's, without what some of their kin add."""
+    attention, mlp = layer.self_attn, layer.mlp
+    is_of_kind = type(layer) is PreNormLayer and type(attention) is Attention and type(mlp) is GatedMLP
+    if not is_of_kind or layer.scale != 1.0 or settings.hidden_act not in ("silu", "swish"):
+        return False
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [] if attention.q_norm is None else [attention.q_norm, attention.k_norm]
+    wants = (attention.sliding_window, attention.soft_cap, attention.slopes, attention.sinks, attention.clip)
+    return (
+        all(type(norm) is RMSNorm and norm.eps == settings.norm_eps for norm in norms)
+        and all(want is None for want in (*wants, attention.value_eps))
+        and not attention.gates_output
+        and not any(linear.bias is not None or linear.is_streamed for linear in _linears(layer))
+    )
+
+
+def _linears(layer: PreNormLayer) -> Iterator[Linear]:
+    attention: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    yield from (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+
+
+def _tensors(layer: PreNormLayer, cache: torch.Tensor) -> StepLayer:
+    qkv, output, gate_up, down = (linear.weight for linear in _linears(layer))
+    attention: Any = layer.self_attn
+    first, second = layer.input_layernorm, layer.post_attention_layernorm
+    assert first is not None
+    query, key = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+    return StepLayer(first.weight, qkv, query, key, output, second.weight, gate_up, down, cache)

@@ -1,0 +1,153 @@
+"""Whole steps of one token in one launch (Gluon), on a CPU: what the kernel means, not what depends on the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.kernels.kernel_table import HOPPER
+from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step.gluon_step import whole_step_kernel
+from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, tile_of
+from app.kernels.whole_step.reference import whole_step
+from tests.kernels.gluon_on_cpu import OnCpu
+
+LLAMA = StepShape(4096, 32, 8, 128, 14336, 1e-5, 128**-0.5, norms_heads=False)
+QWEN = StepShape(1024, 16, 8, 128, 3072, 1e-6, 128**-0.5, norms_heads=True)
+SMALL = StepShape(256, 2, 2, 128, 512, 1e-6, 128**-0.5, norms_heads=True)
+CPU = torch.device("cpu")
+ON_HOPPER = torch.cuda.is_available() and HOPPER.are_met(torch.device("cuda", 0))
+BLOCK, BLOCKS = 16, 24
+
+
+def layers_of(shape: StepShape, count: int, device: torch.device = CPU) -> list[StepLayer]:
+    """All in one memory, as the kernel finds them from one address on."""
+    s = shape
+    size = s.heads * s.head_dim
+    sizes = [(size + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, size), (2 * s.intermediate, s.hidden)]
+    sizes += [(s.hidden, s.intermediate), (BLOCKS, 2, s.kv_heads, BLOCK, s.head_dim)]
+    sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,)]
+    counts = [int(torch.Size(one).numel()) for one in sizes]
+    generator = torch.Generator().manual_seed(count)
+    memory = torch.randn(count * sum(counts), generator=generator).to(device, torch.bfloat16)
+    layers = []
+    for part in memory.split(sum(counts)):
+        found = [one.view(shape) for one, shape in zip(part.split(counts), sizes, strict=True)]
+        for weight in found[:4]:
+            weight.mul_(weight.shape[1] ** -0.5)
+        qkv, output, gate_up, down, cache, norm, mlp_norm, query, key = found
+        heads = (query, key) if s.norms_heads else (None, None)
+        layers.append(StepLayer(norm, qkv, *heads, output, mlp_norm, gate_up, down, cache))
+    return layers
+
+
+def token_at(position: int, shape: StepShape, device: torch.device = CPU) -> StepToken:
+    angles = position / 1e4 ** (torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+    blocks = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
+    slot = int(blocks[0, position // BLOCK]) * BLOCK + position % BLOCK
+    cos, sin = (torch.cat((a, b)).to(device, torch.bfloat16).view(1, 1, -1) for a, b in _halves(angles))
+    length = torch.tensor([position + 1], dtype=torch.int32, device=device)
+    return StepToken(cos, sin, torch.tensor([slot], device=device), length, blocks.to(device))
+
+
+def _halves(angles: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(angles.cos(), angles.cos()), (-angles.sin(), angles.sin())]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        (LLAMA, StepTile(16, 12, 4)),
+        (QWEN, StepTile(16, 12, 8)),
+        (replace(LLAMA, head_dim=64), None),
+        (replace(LLAMA, hidden=3072), None),
+        (replace(QWEN, hidden=2560), None),
+        (replace(LLAMA, intermediate=14400), None),
+        (replace(LLAMA, intermediate=65536), None),
+    ],
+)
+def test_tile(shape: StepShape, tile: StepTile | None) -> None:
+    assert tile_of(shape) == tile
+
+
+@pytest.mark.parametrize(
+    ("shape", "programs", "splits", "position"),
+    [
+        (SMALL, 8, 2, 32),
+        (replace(SMALL, norms_heads=False), 8, 4, 300),
+        (replace(SMALL, kv_heads=1, hidden=128, intermediate=256), 4, 2, 0),
+        (replace(SMALL, heads=4), 4, 1, 367),
+    ],
+)
+def test_meaning(shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice over: counters are zero behind a step."""
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    step = PersistentStep(shape, StepTile(shape.hidden // 64, 3, splits), CPU, programs)
+    x, token = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)), token_at(position, shape)
+    x = x.to(torch.bfloat16)
+    exact, layers = layers_of(shape, 2), layers_of(shape, 2)
+    expected = whole_step(x, exact, token, shape)
+    for _ in range(2):
+        found = step.run(x.clone(), layers, token)
+        assert found is not None
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=4e-2)
+        for one, truth in zip(layers, exact, strict=True):
+            torch.testing.assert_close(one.cache, truth.cache, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama-8b", "qwen3-0.6b"])
+@pytest.mark.parametrize("position", [0, 15, 16, 200, 367])
+def test_on_a_gpu(shape: StepShape, position: int) -> None:
+    """As its definition; the same to the bit every time, from a graph, too."""
+    device = torch.device("cuda", 0)
+    made = persistent.make(shape, device)
+    assert made is not None
+    layers, exact, token = layers_of(shape, 2, device), layers_of(shape, 2, device), token_at(position, shape, device)
+    x = torch.randn(1, shape.hidden, device=device).to(torch.bfloat16)
+    expected = whole_step(x, exact, token, shape)
+    given = x.clone()
+    found = made.run(given, layers, token)
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=4e-2)
+    for one, truth in zip(layers, exact, strict=True):
+        torch.testing.assert_close(one.cache, truth.cache, rtol=2e-2, atol=2e-2)
+    first, graph = found.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.run(given, layers, token)
+    for _ in range(20):
+        given.copy_(x)
+        graph.replay()
+        assert torch.equal(given, first)
+
+
+def test_no_slot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    step, layers = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8), layers_of(SMALL, 1)
+    before = layers[0].cache.clone()
+    token = replace(token_at(20, SMALL), slot=torch.tensor([-1]))
+    assert step.run(torch.ones(1, SMALL.hidden, dtype=torch.bfloat16), layers, token) is not None
+    assert torch.equal(layers[0].cache, before)
+
+
+def test_places_follow_the_tensors() -> None:
+    layers = layers_of(SMALL, 2)
+    addresses = [layer.qkv.data_ptr() for layer in layers]
+    places = StepPlaces.of(layers, addresses)
+    assert places is not None
+    assert places.base.data_ptr() == addresses[0]
+    assert places.lines[1, 0] * persistent.LINE == addresses[1] - addresses[0]
+    assert places.near[1, 3] * persistent.NEAR == layers[1].mlp_norm.data_ptr() - addresses[0]
+    odd = torch.empty(layers[0].down.numel() + 8, dtype=torch.bfloat16)[8:].view_as(layers[0].down)
+    assert StepPlaces.of([replace(layers[0], down=odd)], addresses) is None or odd.data_ptr() % persistent.LINE == 0
+
+
+def test_refuses_what_it_does_not_read() -> None:
+    layers, token = layers_of(SMALL, 1), token_at(3, SMALL)
+    turned = replace(layers[0], output=layers[0].output.t())
+    for given, dtype in ((layers[0], torch.float32), (turned, torch.bfloat16)):
+        step = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8)
+        assert step.run(torch.ones(1, SMALL.hidden, dtype=dtype), [given], token) is None

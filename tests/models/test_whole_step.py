@@ -1,0 +1,76 @@
+"""Steps of one token whose layers are computed at once: which steps are, and that tokens stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from app import LLM, SamplingParams
+from app.kernels import gemm
+from app.kernels.whole_step import StepLayer, StepShape, StepToken
+from app.kernels.whole_step.reference import whole_step
+from app.models import whole_step as at_once
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@dataclass
+class Counted:
+    """Computes steps by the reference, of any shape."""
+
+    shape: StepShape
+    positions: list[int] = field(default_factory=list)
+
+    def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor:
+        assert x.shape == (1, self.shape.hidden)
+        assert all(layer.qkv.shape[1] == self.shape.hidden for layer in layers)
+        self.positions.append(int(token.seq_len) - 1)
+        return whole_step(x, layers, token, self.shape)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
+    found: list[Counted] = []
+
+    def make(shape: StepShape, device: torch.device) -> Counted:
+        found.append(Counted(shape))
+        return found[-1]
+
+    monkeypatch.setattr(gemm, "LEAST_PACKED_ELEMENTS", 1 << 30)  # weights stay as they are, as on a GPU
+    monkeypatch.setattr(at_once, "WHOLE_STEPS", SimpleNamespace(all_on=lambda device: (make,)))
+    return found
+
+
+def generated(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+def test_one_request_alone(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens behind the prompt; two requests go layer by layer."""
+    prompt = list(range(40, 61))
+    with LLM("tiny-chat", dtype="bfloat16") as llm:
+        made[-1].positions.clear()
+        alone = generated(llm, [prompt])
+        assert made[-1].positions == list(range(21, 28))
+        both = generated(llm, [prompt, prompt[::-1]])
+        assert made[-1].positions == list(range(21, 28))
+    monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    with LLM("tiny-chat", dtype="bfloat16") as llm:
+        assert generated(llm, [prompt]) == alone
+        assert generated(llm, [prompt, prompt[::-1]]) == both
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": "batch", "num_threads": 1}],
+    ids=["float32", "deterministic"],
+)
+def test_models_that_have_none(made: list[Counted], options: dict[str, Any]) -> None:
+    with LLM("tiny-chat", **options) as llm:
+        assert len(generated(llm, [[5, 6, 7]])[0]) == GREEDY.max_tokens
+    assert not made
