@@ -53,7 +53,10 @@ _RAYS = "RAY_"
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Within, workers of a cluster that this process starts are copies, once there is what to copy."""
+    """Within, workers of a cluster that this process starts are copies, once there is what to copy. On Linux only."""
+    if sys.platform != "linux":
+        yield
+        return
     folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="manta-template-")
     command = [sys.executable, "-m", "app.cli.worker_template", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -68,8 +71,10 @@ def running() -> Iterator[None]:
 
 def announce(variables: Mapping[str, str]) -> None:
     """Tell the template that has Ray the environment of those who will ask, before the first of them does."""
+    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+        return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
-        template.connect(os.path.join(os.environ[FOLDER_VARIABLE], SERVE))
+        template.connect(os.path.join(folder, SERVE))
         template.sendall(json.dumps({"environment": dict(variables)}).encode())
 
 
@@ -195,7 +200,8 @@ def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
     os.chdir(question["directory"])
     for number, limits in question["limits"]:
         resource.setrlimit(number, limits)
-    Path("/proc/self/oom_score_adj").write_text(question["oom_score_adj"])
+    if (score := Path("/proc/self/oom_score_adj")).read_text() != question["oom_score_adj"]:
+        score.write_text(question["oom_score_adj"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, question["blocked_signals"])

@@ -142,6 +142,8 @@ def test_they_may_be_announced(tmp_path: Path, folder: Path, monkeypatch: pytest
 def test_nobody_hears_an_announcement_where_no_template_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(become.FOLDER_VARIABLE, str(tmp_path / "none"))
     announce({})
+    monkeypatch.delenv(become.FOLDER_VARIABLE)
+    announce({})
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 Ray runs this for each worker process, with the environment that this shall have and what to become. Its own script
 imports Ray, most of a second, only to read that; the worker that it becomes imports Ray again. Between the start of a
-server and its first answer four processes begin one after another. What is no ordinary worker is left to Ray's script.
+server and its first answer four processes begin one after another. Where a process runs that has done their imports, a
+copy of it becomes the worker. What is no ordinary worker is left to Ray's script.
 
 Run as a file, whose directory Python puts first on its path: nothing else lies in it.
 """
