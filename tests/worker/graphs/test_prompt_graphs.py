@@ -109,9 +109,12 @@ def test_a_number_that_cannot_be_had_is_told(driver: Driver, monkeypatch: pytest
             set_up(driver, cuda_graph_prompt_tokens=128, cuda_graphs="on")
 
 
-@pytest.mark.parametrize(("from_host", "found"), [(1 << 10, 512), (256, 256), (100, 0)])
+@pytest.mark.parametrize(
+    ("from_host", "found", "close"),
+    [(1 << 10, 512, 1024), (256, 512, 1024), (256, 256, 256), (100, 256, 1024), (70, 0, 1024)],
+)
 def test_only_steps_that_wait_for_the_host(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, from_host: int, found: int
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, from_host: int, found: int, close: int
 ) -> None:
     """The host takes as long as the device for so many tokens; the device starts with it."""
     runner, clock = driver.worker._runner, SimpleNamespace(now=0.0, tokens=0)
@@ -125,6 +128,7 @@ def test_only_steps_that_wait_for_the_host(
         clock.tokens = 0
 
     monkeypatch.setattr(PromptStep, "run", run)
+    monkeypatch.setattr(prompt_graphs, "CLOSE_TOKENS", close)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(prompt_graphs, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     with torch.inference_mode():
