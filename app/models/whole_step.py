@@ -14,6 +14,7 @@ from app.layers.linear import Linear
 from app.layers.mlp import GatedMLP
 from app.layers.norm import RMSNorm
 from app.layers.rotary import RotaryEmbedding
+from app.layers.shown import Shown
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import DecoderSettings
 
@@ -34,6 +35,8 @@ class DecoderStep:
         if not (is_whole and is_plain and not ctx.offload_bytes and all(_is_plain(one, settings) for one in layers)):
             return None
         s, first = settings, layers[0].self_attn
+        if rotaries[0].cos.shape[-1] != first.head_dim:  # some numbers of a head are not rotated
+            return None
         shape = StepShape(
             s.hidden_size, s.num_heads, s.num_kv_heads, first.head_dim, s.intermediate_size, s.norm_eps, first.scale,
             first.q_norm is not None,
@@ -46,7 +49,7 @@ class DecoderStep:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         meta = ctx.attention[0]
         is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
-        if not is_one or ctx.wanted or ctx.read is not None:
+        if not is_one or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
             return None
         rotation = self._rotary.of_step(ctx)
         linears = (one for layer in self._layers for one in _linears(layer))
@@ -59,11 +62,13 @@ class DecoderStep:
 
 def _is_plain(layer: Any, settings: DecoderSettings) -> bool:
     """True if a layer is Llama's or Qwen3's, without what some of their kin add."""
+    if type(layer) is not PreNormLayer:
+        return False
     attention, mlp = layer.self_attn, layer.mlp
-    is_of_kind = type(layer) is PreNormLayer and type(attention) is Attention and type(mlp) is GatedMLP
+    is_of_kind = type(attention) is Attention and type(mlp) is GatedMLP
     if not is_of_kind or layer.scale != 1.0 or settings.hidden_act not in ("silu", "swish"):
         return False
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [] if attention.q_norm is None else [attention.q_norm, attention.k_norm]
     wants = (attention.sliding_window, attention.soft_cap, attention.slopes, attention.sinks, attention.clip)
     return (

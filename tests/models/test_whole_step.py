@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,11 @@ import torch
 
 from app import LLM, SamplingParams
 from app.kernels import gemm
+from app.kernels.attention import AttentionMetadata
 from app.kernels.whole_step import StepLayer, StepShape, StepToken
 from app.kernels.whole_step.reference import whole_step
+from app.layers.context import ForwardContext
+from app.layers.shown import show
 from app.models import whole_step as at_once
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -74,3 +77,28 @@ def test_models_that_have_none(made: list[Counted], options: dict[str, Any]) -> 
     with LLM("tiny-chat", **options) as llm:
         assert len(generated(llm, [[5, 6, 7]])[0]) == GREEDY.max_tokens
     assert not made
+
+
+def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    of = at_once.DecoderStep.of
+    monkeypatch.setattr(at_once.DecoderStep, "of", lambda *asked: given.append(asked))
+    with LLM("tiny-chat", dtype="bfloat16"):
+        ctx, settings, layers, rotaries = given[0]
+    assert of(ctx, settings, layers, rotaries) is not None
+    assert of(ctx, settings, layers, [SimpleNamespace(cos=rotaries[0].cos[:, :16])]) is None  # type: ignore[list-item]
+    assert of(ctx, settings, layers, [*rotaries, *rotaries]) is None
+    assert of(ctx, settings, [*layers[1:], torch.nn.Identity()], rotaries) is None
+    assert of(replace(ctx, is_exact=True), settings, layers, rotaries) is None
+    layers[0].self_attn.soft_cap = 30.0
+    assert of(ctx, settings, layers, rotaries) is None
+
+
+def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
+    step: Any = SimpleNamespace(run=None)
+    ones = torch.ones(1, dtype=torch.int32)
+    meta = AttentionMetadata(ones, ones, ones.view(1, 1), ones.long(), 1, 1, num_decodes=1)
+    inputs: dict[str, torch.Tensor] = {}
+    show(inputs, torch.zeros(1, dtype=torch.int64), torch.ones(2, 1, 8))
+    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), [meta], [], inputs=inputs)
+    assert at_once.DecoderStep(step, [], step).run(torch.ones(1, 8), ctx) is None

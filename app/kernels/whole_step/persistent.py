@@ -103,8 +103,22 @@ class PersistentStep:
         if self._places is None or self._places.addresses != addresses:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
-            self._places = StepPlaces.of(layers, addresses)
+            is_fitting = all(self._fits(layer) for layer in layers)
+            self._places = StepPlaces.of(layers, addresses) if is_fitting else None
         return self._places
+
+    def _fits(self, layer: StepLayer) -> bool:
+        s = self._shape
+        size = s.heads * s.head_dim
+        fitting = (
+            layer.qkv.shape == (size + 2 * s.kv_heads * s.head_dim, s.hidden),
+            layer.output.shape == (s.hidden, size),
+            layer.gate_up.shape == (2 * s.intermediate, s.hidden),
+            layer.down.shape == (s.hidden, s.intermediate),
+            layer.cache.shape[1:3] == (2, s.kv_heads) and layer.cache.shape[4] == s.head_dim,
+            (layer.query_norm is not None) == (layer.key_norm is not None) == s.norms_heads,
+        )
+        return all(fitting)
 
 
 @dataclass(slots=True, frozen=True)

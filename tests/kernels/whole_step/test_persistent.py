@@ -148,6 +148,7 @@ def test_places_follow_the_tensors() -> None:
 def test_refuses_what_it_does_not_read() -> None:
     layers, token = layers_of(SMALL, 1), token_at(3, SMALL)
     turned = replace(layers[0], output=layers[0].output.t())
-    for given, dtype in ((layers[0], torch.float32), (turned, torch.bfloat16)):
+    wide = replace(layers[0], gate_up=layers[0].qkv)
+    for given, dtype in ((layers[0], torch.float32), (turned, torch.bfloat16), (wide, torch.bfloat16)):
         step = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8)
         assert step.run(torch.ones(1, SMALL.hidden, dtype=dtype), [given], token) is None
