@@ -55,6 +55,12 @@ class DecodeTile:
     num_stages: int
     # Most registers of a thread; None: the compiler decides. It spills what it would hold across the loop over keys.
     max_registers: int | None = None
+    num_listed_stages: int | None = None  # where programs share out a list of splits; None: as many
+
+    def stages(self, num_programs: int, *, is_listed: bool) -> int:
+        """Those of a launch where so many programs would have one split for each request."""
+        stages = (is_listed and self.num_listed_stages) or self.num_stages
+        return max(stages, 3) if num_programs <= _FEW_PROGRAMS else stages
 
 
 @dataclass(slots=True)
@@ -62,8 +68,8 @@ class DecodeScratch:
     """Holds what the programs of a layer pass to each other; made once a step, used by every layer."""
 
     num_splits: int  # most of a request
-    partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D]; empty where num_splits is 1
-    log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2
+    partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D], of a list [splits, Hq, D]; empty where num_splits is 1
+    log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2; likewise
     arrived: torch.Tensor  # int32 [Rd, Hkv], splits that are done; 0 before and after each layer
     # The splits of a static step, by (sliding window, keys of a tile); made by the first layer with them.
     lists: dict[tuple[int | None, int], SplitList] | None = None
@@ -93,7 +99,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None 
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
     if key_bytes <= 256:
-        return DecodeTile(keys=64, num_warps=4, num_stages=2)
+        return DecodeTile(keys=64, num_warps=4, num_stages=2, num_listed_stages=3)
     return DecodeTile(keys=32 if key_bytes <= 512 else 16, num_warps=4, num_stages=2)
 
 
@@ -124,26 +130,38 @@ def rows_of(i_r, i_head, o_row, G: tl.constexpr, Q: tl.constexpr):
     return o_token, o_head
 
 
+@triton.jit
+def places_of(i_r, i_head, num_heads, i_first, stride_split, G: tl.constexpr, Q: tl.constexpr, PACKED: tl.constexpr):
+    """(place int64 of the first row's result of a request's first split, places from row to row, from split to split)
+    of a KV head. PACKED: a step's splits lie one behind the other, i_first is the request's first one; else a request
+    has room for stride_split of them."""
+    if PACKED:
+        return (i_first.to(tl.int64) * num_heads + i_head) * (Q * G), 1, num_heads * (Q * G)
+    else:
+        return (i_r.to(tl.int64) * num_heads + i_head) * (Q * G) * stride_split, stride_split, 1
+
+
 @triton.jit(noinline=True)
 def merge_splits(
-    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
-    stride_out_token, stride_out_head, stride_split,
+    i_r, i_head, first, num_splits, p_partial, p_log_sum, p_sinks, p_out,
+    stride_out_token, stride_out_head, stride_row, stride_next,
     G: tl.constexpr, Q: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     HAS_RUNS: tl.constexpr,  # a partial may cover several splits; those after its first have a log_sum of NO_MAX
 ):  # fmt: skip
     """out = sum of partials weighted by exp2(log_sum - their total), for Q * G query heads of a KV head; the loads of
-    BS splits are under way at a time. They pass by L1, which knows nothing of what other multiprocessors wrote.
+    BS splits are under way at a time. They pass by L1, which knows nothing of what other multiprocessors wrote. Where
+    they lie: see `places_of`.
 
     A function of its own to the compiler too: inline, a third more registers would hold what is computed ahead for it.
     """
     o_g = tl.arange(0, BG)
     o_token, o_head = rows_of(i_r, i_head, o_g, G, Q)
     m_g = o_g < Q * G
-    o_first = ((i_r.to(tl.int64) * num_heads + i_head) * Q * G + o_g) * stride_split
+    o_first = first + o_g * stride_row
     o_all = tl.arange(0, MAX_SPLITS)
     m_all = m_g[:, None] & (o_all[None, :] < num_splits)
-    p_logs = p_log_sum + o_first[:, None] + o_all[None, :]
+    p_logs = p_log_sum + o_first[:, None] + o_all[None, :] * stride_next
     b_logs = tl.load(p_logs, mask=m_all, other=NO_MAX, cache_modifier=".cg")
     b_max = tl.max(b_logs, 1)
     b_total = tl.sum(tl.exp2(b_logs - b_max[:, None]), 1)
@@ -156,11 +174,11 @@ def merge_splits(
         logs, parts = (), ()  # all loads come before the barriers that take weights from thread to thread
         for i in tl.static_range(BS):
             m_log = m_g & (i_s + i < num_splits)
-            p_log = p_log_sum + o_first + i_s + i
+            p_log = p_log_sum + o_first + (i_s + i) * stride_next
             b_log = tl.load(p_log, mask=m_log, other=NO_MAX, cache_modifier=".cg")
             if HAS_RUNS:
                 m_log = b_log > NO_MAX
-            p_part = p_partial + (o_first + i_s + i)[:, None] * D + o_d[None, :]
+            p_part = p_partial + (o_first + (i_s + i) * stride_next)[:, None] * D + o_d[None, :]
             b_part = tl.load(p_part, mask=m_log[:, None] & (o_d[None, :] < D), other=0.0, cache_modifier=".cg")
             logs, parts = logs + (b_log,), parts + (b_part,)  # noqa: RUF005 (the compiler knows no unpacking)
         for i in tl.static_range(BS):
@@ -171,7 +189,7 @@ def merge_splits(
 
 @triton.jit
 def attend_split(
-    i_r, i_split, num_splits, b_len, lo, begin, end,
+    i_r, i_split, i_first, num_splits, b_len, lo, begin, end,
     p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
     scale, soft_cap, window, num_bias,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
@@ -179,11 +197,11 @@ def attend_split(
     G: tl.constexpr, Q: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, S: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, MAX_SPLITS: tl.constexpr, USE_WINDOW: tl.constexpr,
     USE_CAP: tl.constexpr,
-    MERGE: tl.constexpr, PRECISION: tl.constexpr,
+    MERGE: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One KV head's query heads over positions [begin, end) of request i_r, one of its num_splits splits: into p_out,
-    or as a partial result, merged with the others if it is the last one to be done (and MERGE). Of several queries the
-    first ones may see nothing of the last split."""
+    or as a partial result (`places_of`), merged with the others if it is the last one to be done (and MERGE). Of
+    several queries the first ones may see nothing of the last split."""
     i_head, num_heads = tl.program_id(0), tl.num_programs(0)
     o_m = tl.arange(0, BM)
     o_d = tl.arange(0, BD)
@@ -234,7 +252,8 @@ def attend_split(
         if Q > 1:
             b_sum = tl.where(b_max > NO_MAX, b_sum, 1.0)  # what saw nothing weighs nothing
         b_out = b_acc / b_sum[:, None]
-        o_part = ((i_r.to(tl.int64) * num_heads + i_head) * Q * G + o_m) * stride_split + i_split
+        first, stride_row, stride_next = places_of(i_r, i_head, num_heads, i_first, stride_split, G, Q, PACKED)
+        o_part = first + o_m * stride_row + i_split * stride_next
         tl.store(p_partial + o_part[:, None] * D + o_d[None, :], b_out, mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_m < Q * G)
         if MERGE:
@@ -246,8 +265,8 @@ def attend_split(
             tl.debug_barrier()
             if num_before == num_splits - 1:
                 merge_splits(
-                    i_r, i_head, num_heads, num_splits, p_partial, p_log_sum, p_sinks, p_out,
-                    stride_out_token, stride_out_head, stride_split, G, Q, BG, D, BD, BS, MAX_SPLITS, False,
+                    i_r, i_head, first, num_splits, p_partial, p_log_sum, p_sinks, p_out,
+                    stride_out_token, stride_out_head, stride_row, stride_next, G, Q, BG, D, BD, BS, MAX_SPLITS, False,
                 )  # fmt: skip
                 tl.store(p_count, 0)  # for the next layer
 
@@ -281,12 +300,12 @@ def decode_kernel(
             begin = start + i_split * split
             end = tl.minimum(begin + split, b_len)
             attend_split(
-                i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
+                i_r, i_split, i_item - i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
                 p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
                 scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
+                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, MERGE, PRECISION,
             )  # fmt: skip
             item = next_item
     else:
@@ -297,12 +316,12 @@ def decode_kernel(
         end = tl.minimum(begin + split, b_len)
         if begin < end:
             attend_split(
-                i_r, i_split, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
+                i_r, i_split, 0, tl.cdiv(b_len - start, split), b_len, lo, begin, end,
                 p_q, p_cache, p_scales, p_sinks, p_slopes, p_biases, p_out, p_partial, p_log_sum, p_arrived, p_tables,
                 scale, soft_cap, window, num_bias,
                 stride_q_token, stride_q_head, stride_out_token, stride_out_head,
                 stride_block, stride_value, stride_head, stride_slot, stride_table, stride_split,
-                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, PRECISION,
+                G, Q, BG, D, S, BM, BN, BD, BS, MAX_SPLITS, USE_WINDOW, USE_CAP, MERGE, False, PRECISION,
             )  # fmt: skip
 
 
@@ -319,9 +338,11 @@ def merge_kernel(
     _, _, split = cut_context(b_len, 0, BN, False, MAX_SPLITS, SPLIT_KEYS)
     num_splits = tl.cdiv(b_len, split)
     if num_splits > 1:  # else decode_kernel wrote the output itself
+        i_head = tl.program_id(0)
+        first, stride_row, stride_next = places_of(i_r, i_head, tl.num_programs(0), 0, stride_split, G, 1, False)
         merge_splits(
-            i_r, tl.program_id(0), tl.num_programs(0), num_splits, p_partial, p_log_sum, p_sinks, p_out,
-            stride_out_token, stride_out_head, stride_split, G, 1, BG, D, BD, BS, MAX_SPLITS, True,
+            i_r, i_head, first, num_splits, p_partial, p_log_sum, p_sinks, p_out,
+            stride_out_token, stride_out_head, stride_row, stride_next, G, 1, BG, D, BD, BS, MAX_SPLITS, True,
         )  # fmt: skip
 
 
@@ -370,7 +391,7 @@ def decode(
         MERGE=shared is None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
-        num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
+        num_stages=tile.stages(meta.num_decodes * num_kv_heads, is_listed=listed is not None),
         **sizes,
         **early_launch(query.device),
         **register_limit(tile.max_registers if sizes["BG"] <= 16 else None),
