@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from app.checkpoints.tensors.leaf import Share
-from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, WeightT, materialize
+from app.kernels.gemm import LINEAR_OPS, Inputs, LinearOps, PackedWeight, QuantizedNorm, WeightT, materialize
 from app.kernels.gemm.parts import PackedParts, UnpackedWeight
 from app.layers.adapted_layer import AdaptedLayer
 from app.layers.context import BuildContext
@@ -126,6 +126,7 @@ class Linear(AdaptedLayer):
         if self.delta is not None or self.is_streamed:
             ops = ops.beside_adapters or ops
         if self.delta is not None and self.delta.is_wanted:
+            x = x.materialize() if isinstance(x, QuantizedNorm) else x
             return self._joined(self.delta.ops, x, self.delta.over(ops, weight), epilogue)
         return self._joined(ops, x, weight, epilogue)
 

@@ -74,6 +74,8 @@ class RMSNorm(Norm):
     `may_defer`: its only reader is a linear layer, which can divide by rms(x) afterwards (`DeferredNorm`).
     """
 
+    before_product = False  # whether one product alone reads it, which may take numbers of 8 bits
+
     def __init__(self, ctx: BuildContext, size: int, eps: float, *, may_defer: bool = False) -> None:
         super().__init__()
         self.may_defer = may_defer
@@ -109,6 +111,8 @@ class RMSNorm(Norm):
     ) -> tuple[Activations, torch.Tensor]:
         """The norm of the product + residual, and the sum; one kernel on a GPU where rows are few."""
         rows = x.materialize() if isinstance(x, DeferredNorm) else x
+        if self.before_product and ops.linear_add_numbers is not None:
+            return ops.linear_add_numbers(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
         return ops.linear_add_norm(rows, weight, bias, residual, self.weight, self.eps, self.may_defer)
 
     def after_sum(self, group: RankGroup, y: torch.Tensor, residual: torch.Tensor) -> tuple[Activations, torch.Tensor]:

@@ -62,6 +62,7 @@ from app.kernels.drafts import triton_ops as draft_ops
 from app.kernels.fused import GatedActivation, LatentRotation, RankBoxes, triton_ops, triton_ranks
 from app.kernels.gemm import (
     DeferredNorm,
+    NumberKind,
     plain,
     triton_dequantize,
     triton_forms,
@@ -754,9 +755,11 @@ def rounded_experts() -> None:
 
 
 def quantizing() -> None:
-    """Activations of products of 8 bits; and those products of many rows."""
+    """Activations of products of 8 bits, as a norm's numbers too; and those products of many rows."""
     for kind, by_blocks in (("e4m3", False), ("e4m3", True), ("int8", False)):
         triton_quantize.quantize(zeros(4, 14336), kind, by_blocks=by_blocks)
+        x, numbers = zeros(4, 4096), NumberKind(kind, by_blocks)
+        triton_quantize.add_norm_quantize(x, x, x[0], 1e-6, numbers)
     quantized = torch.zeros(4, 4096, dtype=torch.int8)
     weight = Int8Weight.of(torch.zeros(64, 4096, dtype=torch.int8), torch.ones(64, 1))
     if not IS_AMD:

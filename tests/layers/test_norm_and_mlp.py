@@ -13,7 +13,7 @@ from transformers.models.phi.modeling_phi import PhiMLP
 
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.kernels.fused import RankBoxes
-from app.kernels.gemm import LINEAR_OPS
+from app.kernels.gemm import LINEAR_OPS, LinearOps
 from app.layers.activation import ACTIVATIONS
 from app.layers.context import BuildContext
 from app.layers.epilogue import PLAIN, AddNorm
@@ -105,3 +105,18 @@ def test_few_rows_are_summed_and_normed_by_the_kernel_that_takes_them(monkeypatc
     for found in zip(few.summed(replace(group, boxes=None), plain, y[:2], weight, None), expected, strict=True):
         torch.testing.assert_close(found[0], found[1][:2])
     assert len(asked) == 5
+
+
+def test_a_norm_before_one_product_may_come_as_numbers() -> None:
+    """Where the device has such a kernel, and only there."""
+    norm, asked = RMSNorm(context(), 4, 1e-5), []
+
+    def note(name: str) -> Any:
+        return lambda *given: asked.append((name, given[-1])) or (given[0], given[3])
+
+    ops: LinearOps[Any] = replace(LINEAR_OPS.on(CPU), linear_add_norm=note("norm"), linear_add_numbers=note("numbers"))
+    x = torch.ones(2, 4)
+    for before_product, given in ((False, ops), (True, ops), (True, replace(ops, linear_add_numbers=None))):
+        norm.before_product = before_product
+        norm.after_product(given, x, x, None, x)
+    assert asked == [("norm", False), ("numbers", False), ("norm", False)]

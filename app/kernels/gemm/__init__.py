@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -35,6 +35,69 @@ class DeferredNorm:
         """The normed rows [T, K], for a reader that cannot divide its result."""
         mean = self.squares.sum(1, keepdim=True) / self.rows.shape[1]
         return (self.rows.float() * (mean + self.eps).rsqrt()).to(self.rows.dtype)
+
+
+@dataclass(slots=True, frozen=True)
+class NumberKind:
+    """Numbers of 8 bits that a product takes in the place of activations."""
+
+    name: Literal["int8", "e4m3"]
+    by_blocks: bool = False  # each block of a row has a scale of its own, else the row has one
+
+
+class QuantizedNorm(DeferredNorm):
+    """RMS-normed rows as numbers of 8 bits, for the products that read them: those of many rows whose weights are of
+    the kind that made the sum. For any other reader it is a deferred norm, made when it is asked for."""
+
+    __slots__ = ("kind", "norm_weight", "numbers", "scales", "total")
+
+    def __init__(
+        self,
+        total: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        kind: NumberKind,
+        numbers: torch.Tensor,
+        scales: torch.Tensor,
+    ) -> None:
+        """The norm of total [T, K] by norm_weight [K], as numbers and scales of a kind."""
+        given = {"total": total, "norm_weight": norm_weight, "eps": eps, "kind": kind}
+        for name, value in {**given, "numbers": numbers, "scales": scales}.items():
+            object.__setattr__(self, name, value)
+
+    total: torch.Tensor
+    norm_weight: torch.Tensor
+    kind: NumberKind
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self.total)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows."""
+        return self.total.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device where they are."""
+        return self.total.device
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """See DeferredNorm."""
+        return self.total * self.norm_weight
+
+    @property
+    def squares(self) -> torch.Tensor:
+        """See DeferredNorm."""
+        return self.total.float().square().sum(1, keepdim=True)
+
+    def materialize(self) -> torch.Tensor:
+        """The normed rows [T, K]."""
+        return FUSED_OPS.on(self.total.device).rms_norm(self.total, self.norm_weight, self.eps)
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,6 +139,7 @@ WeightT = TypeVar("WeightT")  # torch.Tensor [N, K], or a packed weight of those
 Product = Callable[[Inputs, WeightT, torch.Tensor | None], torch.Tensor]
 # gate and up side by side in one weight: activation(first half) * second half, [T, N / 2], or that left to its reader
 GatedRows = torch.Tensor | DeferredActivation
+PackedInputs = GatedRows | QuantizedNorm  # what a packed weight's own product reads, of any number of rows
 GatedProduct = Callable[[Activations, WeightT, torch.Tensor | None, GatedActivation], GatedRows]
 # (x [T, K], weight [N, K], bias [N] or None, residual [T, N], norm's weight [N], eps, whether the norm's reader is one
 # of these products) -> (rms_norm(s) * norm's weight, s), where s = the product, rounded, + residual.
@@ -104,6 +168,8 @@ class LinearOps(Generic[WeightT]):
     linear: Product[WeightT]  # [T, N]
     gated_linear: GatedProduct[WeightT]
     linear_add_norm: ProductThenNorm[WeightT]
+    # `linear_add_norm` where products with weights of its kind alone read the norm, which may come as a QuantizedNorm.
+    linear_add_numbers: ProductThenNorm[WeightT] | None = None
     # The activation of a product in one launch, or in one behind it; None: there is no such kernel.
     activated_linear: ActivatedProduct[WeightT] | None = None
     # The sum of a product and the residual in one launch; None: there is no such kernel.

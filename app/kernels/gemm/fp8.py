@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from app.kernels.float8 import widened
-from app.kernels.gemm import GatedRows, materialize
+from app.kernels.gemm import PackedInputs, materialize
 from app.kernels.gemm.stored import BLOCK, StoredTiles
 from app.kernels.gemm.tiled import TiledWeight, linear
 from app.kernels.kernel_table import Candidate, KernelTable, Needs
@@ -35,7 +35,7 @@ def rounded_rows(x: torch.Tensor, input_scale: torch.Tensor | None = None, most:
     return (widened(quantized, torch.float32) * scale).to(x.dtype)
 
 
-Product = Callable[[GatedRows, "Fp8Weight", torch.Tensor | None], torch.Tensor]
+Product = Callable[[PackedInputs, "Fp8Weight", torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,13 +71,13 @@ class Fp8Weight(TiledWeight):
         """Round weight [N, K]; the largest of a row becomes 448."""
         return cls.of(*quantize_rows(weight))
 
-    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: PackedInputs, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         x = x if self.most is None else materialize(x).clamp(-self.most, self.most)
         return self.product(x, self, bias)
 
 
-def plain_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: PackedInputs, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
     return linear(rounded_rows(materialize(x), weight.input_scale), weight.tiles, bias)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.float8 import widened
-from app.kernels.gemm import GatedRows, materialize
+from app.kernels.gemm import PackedInputs, materialize
 from app.kernels.gemm.fp8 import FP8, LARGEST, LEAST_SCALE
 from app.kernels.gemm.stored import StoredTiles, block_for, groups_first, pack_words
 from app.kernels.gemm.tiled import TiledWeight, linear
@@ -57,7 +57,7 @@ class Fp8OnlyWeight(TiledWeight):
         return cls(_tiles(weight, scale, block))
 
 
-Product = Callable[[GatedRows, "Fp8BlockWeight", torch.Tensor | None], torch.Tensor]
+Product = Callable[[PackedInputs, "Fp8BlockWeight", torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,12 +82,12 @@ class Fp8BlockWeight(TiledWeight):
         padded = F.pad(scale.float(), (0, -scale.shape[1] % 4)).contiguous()
         return cls(_tiles(weight, scale, block), padded)
 
-    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: PackedInputs, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         return self.product(x, self, bias)
 
 
-def plain_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: PackedInputs, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
     return linear(rounded_groups(materialize(x), weight.tiles.group), weight.tiles, bias)
 

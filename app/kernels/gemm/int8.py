@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from app.kernels.gemm import GatedRows, materialize
+from app.kernels.gemm import PackedInputs, materialize
 from app.kernels.gemm.fp8 import LEAST_SCALE
 from app.kernels.gemm.stored import BLOCK, StoredTiles
 from app.kernels.gemm.tiled import TiledWeight, linear
@@ -33,7 +33,7 @@ def quantize_rows(
     return torch.round(x / scale + zero).clamp_(-LARGEST - 1, LARGEST) - zero, scale
 
 
-Product = Callable[[GatedRows, "Int8Weight", torch.Tensor | None], torch.Tensor]
+Product = Callable[[PackedInputs, "Int8Weight", torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,12 +67,12 @@ class Int8Weight(TiledWeight):
         sums = None if input_zero is None else weight.sum(1, dtype=torch.int32)
         return cls(tiles, input_scale, input_zero, sums)
 
-    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: PackedInputs, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K], quantized -> x W^T + bias, [T, N], in the dtype of x."""
         return self.product(x, self, bias)
 
 
-def plain_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def plain_linear(x: PackedInputs, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of what is left of both after quantization."""
     x = materialize(x)
     numbers, scale = quantize_rows(x, weight.input_scale, weight.input_zero)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from app.kernels.gemm import GatedRows, LinearOps, PackedWeight, materialize
+from app.kernels.gemm import LinearOps, PackedInputs, PackedWeight, materialize
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.kernel_table import HOST, TRITON, Candidate, KernelTable
 
@@ -79,7 +79,7 @@ class TiledWeight(PackedWeight):
         """x [T, K] with its columns as the stored weight has them."""
         return x
 
-    def linear(self, x: GatedRows, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: PackedInputs, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, K] -> x W^T + bias, [T, N], in the dtype of x; any number of rows."""
         return linear(self.inputs(materialize(x)), self.stored, bias, DEQUANTIZE.on(x.device))
 

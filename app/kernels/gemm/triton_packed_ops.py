@@ -19,6 +19,7 @@ from app.kernels.gemm import (
     GatedRows,
     Inputs,
     LinearOps,
+    QuantizedNorm,
     gluon_packed,
     materialize,
 )
@@ -26,6 +27,8 @@ from app.kernels.gemm.small_tiles import may_defer_norm
 from app.kernels.gemm.stored import StoredTiles, bits_of
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.gemm.triton_packed import packed_linear_kernel
+from app.kernels.gemm.triton_quantize import add_norm_quantize
+from app.kernels.gemm.triton_quantized import numbers_of
 from app.kernels.gemm.triton_small import arrival_counters
 from app.kernels.gemm.wide import WideTile, wide_linear, wide_tile
 from app.kernels.kernel_table import FROM_AMPERE, HOPPER, Candidate, KernelTable
@@ -245,14 +248,14 @@ def _inputs(x: Activations, weight: TiledWeight) -> Activations:
 
 def _activated(x: InputsT, weight: TiledWeight) -> InputsT | torch.Tensor:
     """x, or as the tensor that a kernel of few rows reads."""
-    is_few = isinstance(x, DeferredActivation) and tile_for(len(x), weight.stored) is not None
+    is_few = isinstance(x, DeferredActivation | QuantizedNorm) and tile_for(len(x), weight.stored) is not None
     return materialize(x) if is_few else x
 
 
 def linear(x: Inputs, weight: TiledWeight, bias: torch.Tensor | None, *, is_beside: bool = False) -> torch.Tensor:
     """The same as `reference.linear`."""
     x = _activated(x, weight)
-    if isinstance(x, DeferredActivation):
+    if isinstance(x, DeferredActivation | QuantizedNorm):
         return weight.linear(x, bias)
     tile = _tile(_rows(x), weight)
     if tile is None:
@@ -269,7 +272,10 @@ def gated_linear(
     x: Activations, weight: TiledWeight, bias: torch.Tensor | None, activation: GatedActivation
 ) -> GatedRows:
     """The same as `reference.OPS.gated_linear`; of many rows the activation is left to the reader."""
-    tile = _tile(x.rows if isinstance(x, DeferredNorm) else x, weight, is_gated=True)
+    x = _activated(x, weight)
+    if isinstance(x, QuantizedNorm):
+        return DeferredActivation(weight.linear(x, bias), activation)
+    tile = _tile(_rows(x), weight, is_gated=True)
     if tile is None:
         return DeferredActivation(weight.linear(materialize(x), bias), activation)
     return packed_linear(_inputs(x, weight), weight.stored, bias, tile, activation=activation)[0]
@@ -283,11 +289,16 @@ def linear_add_norm(
     norm_weight: torch.Tensor,
     eps: float,
     may_defer: bool,
+    *,
+    leaves_numbers: bool = False,
 ) -> tuple[Activations, torch.Tensor]:
-    """The same as `reference.OPS.linear_add_norm`, but the norm may be deferred."""
+    """The same as `reference.OPS.linear_add_norm`, but the norm may be deferred, and come as numbers."""
     x = _activated(x, weight)
     tile = _tile(x, weight) if isinstance(x, torch.Tensor) else None
     if tile is None or not isinstance(x, torch.Tensor):
+        kind = numbers_of(weight) if leaves_numbers else None
+        if kind is not None:
+            return add_norm_quantize(weight.linear(x, bias), residual, norm_weight, eps, kind)
         return add_rms_norm(weight.linear(x, bias), residual, norm_weight, eps)
     norm = (norm_weight, eps) if may_defer and may_defer_norm(weight.shape[0], x.dtype) else None
     total, deferred = packed_linear(weight.inputs(x), weight.stored, bias, tile, residual=residual, norm=norm)
@@ -298,5 +309,6 @@ OPS = LinearOps(
     linear=linear,
     gated_linear=gated_linear,
     linear_add_norm=linear_add_norm,
+    linear_add_numbers=partial(linear_add_norm, leaves_numbers=True),
     linear_beside=partial(linear, is_beside=True),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from app.kernels.gemm import GatedRows, fp8, fp8_block
+from app.kernels.gemm import GatedRows, NumberKind, PackedInputs, PackedWeight, QuantizedNorm, fp8, fp8_block
 from app.kernels.gemm.fp8 import FP8, Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.int8 import Int8Weight
@@ -31,15 +31,44 @@ INT8_PRODUCTS: KernelTable[Kernel[[int, Int8Weight], Int8Tile, Int8Product]] = K
 )
 
 
-def _has_products(x: GatedRows, columns: int) -> bool:
+INT8, FP8_ROWS, FP8_BLOCKS = NumberKind("int8"), NumberKind("e4m3"), NumberKind("e4m3", by_blocks=True)
+
+
+def _settled(x: PackedInputs) -> GatedRows:
+    """x, for a reader with a scale of its own."""
+    return x.materialize() if isinstance(x, QuantizedNorm) else x
+
+
+def _has_products(x: PackedInputs, columns: int) -> bool:
     return x.dtype == torch.bfloat16 and columns % 16 == 0
 
 
-def fp8_linear(x: GatedRows, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def numbers_of(weight: PackedWeight) -> NumberKind | None:
+    """The numbers that products of many rows with such a weight take, if they follow from the rows alone."""
+    if isinstance(weight, Int8Weight) and weight.input_scale is None and weight.input_zero is None:
+        return INT8
+    if isinstance(weight, Fp8Weight) and weight.input_scale is None:
+        return FP8_ROWS
+    return FP8_BLOCKS if isinstance(weight, Fp8BlockWeight) and _cublas_takes(weight) else None
+
+
+def _numbers(x: PackedInputs, kind: NumberKind) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as such numbers, and their scales."""
+    if isinstance(x, QuantizedNorm):
+        if x.kind == kind:
+            return x.numbers, x.scales
+        x = x.materialize()
+    return quantize(x, kind.name, by_blocks=kind.by_blocks)
+
+
+def fp8_linear(x: PackedInputs, weight: Fp8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `fp8.plain_linear`."""
     if not _has_products(x, weight.shape[0]):
         return fp8.plain_linear(x, weight, bias)
-    quantized, scale = quantize(x, "e4m3", given=weight.input_scale)
+    if weight.input_scale is None:
+        quantized, scale = _numbers(x, FP8_ROWS)
+    else:
+        quantized, scale = quantize(_settled(x), "e4m3", given=weight.input_scale)
     out: torch.Tensor = torch._scaled_mm(
         quantized, weight.tiles.words.view(FP8).t(), scale_a=scale, scale_b=weight.tiles.scales, out_dtype=x.dtype,
         use_fast_accum=_FAST_ACCUMULATION,
@@ -55,11 +84,11 @@ def _cublas_takes(weight: Fp8BlockWeight) -> bool:
     return is_square and cdiv(tiles.size, _BLOCK) % 4 == 0
 
 
-def fp8_block_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_block_linear(x: PackedInputs, weight: Fp8BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `fp8_block.plain_linear`."""
     if not _cublas_takes(weight) or not _has_products(x, weight.shape[0]):
         return fp8_block.plain_linear(x, weight, bias)
-    quantized, scale = quantize(x, "e4m3", by_blocks=True)
+    quantized, scale = _numbers(x, FP8_BLOCKS)
     out: torch.Tensor = torch._scaled_mm(
         quantized, weight.tiles.words.view(FP8).t(), scale_a=scale, scale_b=weight.scales.t(), out_dtype=x.dtype
     )
@@ -67,8 +96,11 @@ def fp8_block_linear(x: GatedRows, weight: Fp8BlockWeight, bias: torch.Tensor | 
     return out if bias is None else out.add_(bias)
 
 
-def int8_linear(x: GatedRows, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def int8_linear(x: PackedInputs, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same as `int8.plain_linear`."""
-    quantized, scale = quantize(x, "int8", given=weight.input_scale, zero=weight.input_zero)
+    if weight.input_scale is None and weight.input_zero is None:
+        quantized, scale = _numbers(x, INT8)
+    else:
+        quantized, scale = quantize(_settled(x), "int8", given=weight.input_scale, zero=weight.input_zero)
     product, tile = chosen(INT8_PRODUCTS.all_on(x.device), len(x), weight)
     return product(quantized, scale, weight, bias, x.dtype, tile)

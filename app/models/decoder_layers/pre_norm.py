@@ -7,9 +7,11 @@ from types import MappingProxyType
 import torch
 
 from app.kernels.gemm import Activations
+from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.epilogue import AddNorm
-from app.layers.norm import Norm
+from app.layers.mlp import GatedMLP
+from app.layers.norm import Norm, RMSNorm
 from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.base import DecoderLayer
 from app.models.decoder_settings import DecoderSettings
@@ -25,6 +27,13 @@ class PreNormLayer(DecoderLayer):
     def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
         super().__init__(ctx, settings, place, blocks)
         self.scale = settings.residual_scale
+        # One product reads each: of queries, keys and values side by side, or of gate and up.
+        for norm, block, kind in (
+            (self.input_layernorm, self.self_attn, Attention),
+            (self.post_attention_layernorm, self.mlp, GatedMLP),
+        ):
+            if isinstance(norm, RMSNorm):
+                norm.before_product = type(block) is kind and type(self).forward is PreNormLayer.forward
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext

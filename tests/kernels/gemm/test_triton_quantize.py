@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.kernels.fused.triton_ops import act_and_mul
-from app.kernels.gemm import DeferredActivation, fp8_block, int8
+from app.kernels.fused.triton_ops import act_and_mul, add_rms_norm
+from app.kernels.gemm import DeferredActivation, NumberKind, fp8_block, int8
 from app.kernels.gemm.stored import BLOCK, unpack_words
-from app.kernels.gemm.triton_quantize import quantize
+from app.kernels.gemm.triton_quantize import add_norm_quantize, quantize
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -72,3 +72,36 @@ def test_fp8_blocks(num_rows: int, size: int) -> None:
     assert torch.equal(in_order(quantized, size)[:num_rows], bytes_.view(torch.uint8))
     assert scale.stride(0) == 1
     assert len(scale) % 4 == 0
+
+
+KINDS = [
+    NumberKind("int8"),
+    pytest.param(NumberKind("e4m3"), marks=pytest.mark.gpu),
+    pytest.param(NumberKind("e4m3", by_blocks=True), marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_rows", "size"), [(0, 16), (5, 16), (9, 300), (3, 4096)])
+def test_a_norm_as_numbers_is_the_numbers_of_the_norm(num_rows: int, size: int, kind: NumberKind) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    x, residual = rows(num_rows, size).to(dtype), rows(num_rows, size + 8)[:, 4:-4].to(dtype)
+    weight = torch.randn(size, device=DEVICE, dtype=dtype)
+    normed, total = add_rms_norm(x, residual, weight, 1e-5)
+    numbers, scales = quantize(normed, kind.name, by_blocks=kind.by_blocks)
+    found, found_total = add_norm_quantize(x, residual, weight, 1e-5, kind)
+    assert torch.equal(found_total, total)
+    assert found.scales.stride() == scales.stride()
+    assert (len(found), found.dtype, found.device) == (num_rows, dtype, x.device)
+    each = BLOCK if kind.by_blocks else numbers.shape[1]
+    expected, given = (
+        n[:num_rows].float() * s[:num_rows].repeat_interleave(each, 1)
+        for n, s in ((numbers, scales), (found.numbers, found.scales))
+    )
+    # A sum of squares in another order may round a norm otherwise, and with it a number.
+    torch.testing.assert_close(given, expected, rtol=0.13, atol=float(scales[:num_rows].max()) if num_rows else 0.0)
+    assert float((given - expected).norm()) <= 5e-3 * float(expected.norm())
+    torch.testing.assert_close(found.materialize(), normed, rtol=1e-2, atol=1e-2)
+    if num_rows:  # as a deferred norm, for readers of those
+        divided = found.rows.float() * (found.squares.sum(1, keepdim=True) / size + 1e-5).rsqrt()
+        torch.testing.assert_close(divided, normed.float(), rtol=2e-2, atol=1e-2)

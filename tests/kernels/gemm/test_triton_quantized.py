@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from app.kernels.gemm import PackedWeight
+from app.kernels.gemm import PackedWeight, QuantizedNorm, materialize, triton_packed_ops
 from app.kernels.gemm import triton_quantized as ours
 from app.kernels.gemm.fp8 import Fp8Weight
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.tiled import TiledWeight
+from app.kernels.gemm.triton_quantize import add_norm_quantize
 from app.quantization.rounding import to_fp8_blocks, to_fp8_rows, to_int8_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,3 +66,56 @@ def test_rows_of_scales_that_would_be_padded_go_elsewhere(size: int, is_taken: b
     assert ours._cublas_takes(weight) == is_taken
     assert weight.scales.is_contiguous()
     assert (weight.scales.shape[1] == -(-size // 128)) == is_taken
+
+
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter rounds wrongly to bf16
+
+
+def sums(rows: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A product, a residual and a norm's weight."""
+    torch.manual_seed(rows)
+    x, residual = (torch.randn(rows, size).to(DEVICE, DTYPE) for _ in range(2))
+    return x, residual, torch.randn(size).to(DEVICE, DTYPE)
+
+
+def made(kind: type[TiledWeight], columns: int, size: int) -> TiledWeight:
+    weight = MAKE[kind](torch.randn(columns, size, device=DEVICE))
+    assert isinstance(weight, kind)
+    return weight
+
+
+@pytest.mark.parametrize("kind", [Int8Weight, *(pytest.param(one, marks=pytest.mark.gpu) for one in list(MAKE)[::2])])
+def test_products_of_a_norm_as_numbers(kind: type[TiledWeight]) -> None:
+    weight = made(kind, 256, 512)
+    numbers = ours.numbers_of(weight)
+    assert numbers is not None
+    normed, _ = add_norm_quantize(*sums(70, 512), 1e-5, numbers)
+    torch.testing.assert_close(
+        weight.linear(normed, None), weight.linear(normed.materialize(), None), rtol=2e-2, atol=0.5
+    )
+
+
+def test_a_reader_of_another_kind_has_the_norm_itself() -> None:
+    normed, _ = add_norm_quantize(*sums(5, 512), 1e-5, ours.INT8)
+    codes, scale = torch.ones(64, 512, dtype=torch.int8, device=DEVICE), torch.ones(64, 1, device=DEVICE)
+    given = Int8Weight.of(codes, scale, torch.tensor(0.02, device=DEVICE))
+    assert ours.numbers_of(given) is None
+    assert torch.equal(given.linear(normed, None), given.linear(normed.materialize(), None))
+    assert ours.numbers_of(made(Fp8BlockWeight, 256, 384)) is None  # whose products cuBLAS does not take
+
+
+def test_what_follows_a_product_of_many_rows_is_numbers_where_one_product_reads_it() -> None:
+    ops = triton_packed_ops.OPS
+    assert ops.linear_add_numbers is not None
+    back, forth = made(Int8Weight, 512, 384), made(Int8Weight, 256, 512)
+    for rows, are_numbers in ((3, False), (130, True)):
+        _, residual, norm = sums(rows, 512)
+        x = torch.randn(rows, 384).to(DEVICE, DTYPE)
+        plain, total = ops.linear_add_norm(x, back, None, residual, norm, 1e-5, True)
+        found, found_total = ops.linear_add_numbers(x, back, None, residual, norm, 1e-5, True)
+        assert isinstance(found, QuantizedNorm) == are_numbers
+        assert torch.equal(found_total, total)
+        truth = ops.linear(plain, forth, None)
+        torch.testing.assert_close(ops.linear(found, forth, None), truth, rtol=2e-2, atol=0.5)
+        gated, truth = (materialize(ops.gated_linear(one, forth, None, "silu")) for one in (found, plain))
+        torch.testing.assert_close(gated, truth, rtol=3e-2, atol=float(truth.abs().max()) / 100)

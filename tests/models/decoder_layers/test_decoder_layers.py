@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from app.layers.attention import Attention
 from app.layers.context import ForwardContext
-from app.layers.norm import Norm
+from app.layers.mlp import GatedMLP
+from app.layers.norm import Norm, RMSNorm
 from app.models import families
 from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.base import DecoderLayer
@@ -195,3 +197,24 @@ def test_a_layer_that_weighs_what_it_adds_to() -> None:
     expected = layer.post_attention_residual * expected + layer.mlp(layer.post_attention_layernorm(expected))
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(normed, next_norm(expected))
+
+
+def bare(kind: type[nn.Module]) -> Any:
+    """A module of a kind, with nothing in it."""
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    return module
+
+
+@pytest.mark.parametrize(("attention", "mlp"), [(Attention, GatedMLP), (Attention, Block), (Block, GatedMLP)])
+def test_norms_that_one_product_reads_say_so(attention: type[nn.Module], mlp: type[nn.Module]) -> None:
+    def blocks(kind: type[nn.Module]) -> Any:
+        return lambda *_: Block() if kind is Block else bare(kind)
+
+    made = Blocks(norm=lambda *_: bare(RMSNorm), attention=blocks(attention), mlp=blocks(mlp))
+    place = LayerPlace(0, 0, cast(Any, None))
+    layer = PreNormLayer(cast(Any, None), cast(Any, Settings()), place, made)
+    assert cast(RMSNorm, layer.input_layernorm).before_product == (attention is Attention)
+    assert cast(RMSNorm, layer.post_attention_layernorm).before_product == (mlp is GatedMLP)
+    others = SandwichLayer(cast(Any, None), cast(Any, Settings()), place, made).modules()
+    assert not any(norm.before_product for norm in others if isinstance(norm, RMSNorm))
