@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = ["serve", *ours]
             for note in notes:
                 print(f"manta: {note}", file=sys.stderr)
-        args = parse(build_parser(COMMANDS), arguments)
+        args = parse(build_parser(COMMANDS, next(iter(arguments), None)), arguments)
         return COMMANDS.load(args.command).run(args)
     except MantaError as error:
         for line in error.message.splitlines() or [type(error).__name__]:

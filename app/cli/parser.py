@@ -24,12 +24,13 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
-def build_parser(commands: Registry[Command]) -> Parser:
-    """One subparser for each command."""
+def build_parser(commands: Registry[Command], named: str | None = None) -> Parser:
+    """One subparser for each command, or for the one that is `named`: most of what the others import it has no use
+    for."""
     parser = Parser(prog="manta", description="Serve, try and measure large language models.")
     parser.add_argument("--version", action="version", version=f"manta {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in commands:
+    for name in [named] if named is not None and named in commands else commands:
         command = commands.load(name)
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         command.add_arguments(subparser)

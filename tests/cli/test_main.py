@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from app.cli import COMMANDS
+from app.cli.parser import build_parser, parse
+from app.errors import ConfigError
 from app.version import VERSION
 from benchmarks.serve_process import ROOT
 from tests.cli.conftest import Manta
@@ -50,3 +52,18 @@ def test_a_reader_that_goes_away() -> None:
 
 def test_every_command_is_in_the_table() -> None:
     assert [COMMANDS.load(name).help for name in COMMANDS]
+
+
+def test_a_command_does_without_what_the_others_import() -> None:
+    alone, all_of_them = build_parser(COMMANDS, "models"), build_parser(COMMANDS, "unknown")
+    assert [parse(all_of_them, words).command for words in (["models"], ["config"])] == ["models", "config"]
+    assert parse(alone, ["models"]).command == "models"
+    with pytest.raises(ConfigError, match="invalid choice"):
+        parse(alone, ["config"])
+    code = (
+        "import sys\nfrom app.cli import main\n"
+        "try:\n    main(['models', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print('app.cli.chat' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
