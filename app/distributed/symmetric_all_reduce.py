@@ -26,6 +26,7 @@ Limits = tuple[int, int]  # largest message for one shot, largest for two shots,
 # has not been measured: `auto` leaves it to NCCL.
 MEASURED: dict[int, Limits] = {2: (256 << 10, 16 << 20)}
 ASKED_FOR: Limits = (256 << 10, 4 << 20)  # for small_all_reduce=symmetric_memory where nothing was measured
+FUSED = frozenset({2})  # ranks of which the sum together with residual and norm was measured
 FUSED_NOTE = "all-reduce: one kernel with the sum and norm behind it for few rows, symmetric memory, NCCL"
 ALIGNMENT_BYTES = 16  # the kernels read vectors of this size
 
@@ -85,7 +86,7 @@ def with_small_all_reduce(
         try:
             limits = MEASURED.get(groups.tp.size, ASKED_FOR)
             small = SymmetricAllReduce(groups.tp, dtype, device, limits)
-            boxes = make_boxes(groups.tp, device) if choice == "fused" else None
+            boxes = make_boxes(groups.tp, device) if _is_fused(groups.tp.size, choice, dtype) else None
             ready = True
         except (RuntimeError, ImportError, AttributeError) as error:
             reason, ready = f"symmetric memory is not to be had: {error}", False
@@ -95,6 +96,10 @@ def with_small_all_reduce(
             return replace(groups, tp=replace(groups.tp, small_all_reduce=small, boxes=boxes)), note
         reason = reason or "another rank has no symmetric memory"
     return groups, f"all-reduce: {platform_of(device).collectives_label} ({reason})"
+
+
+def _is_fused(num_ranks: int, choice: str, dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 2 and (choice == "fused" or (choice == "auto" and num_ranks in FUSED))
 
 
 def _refusal(groups: ParallelGroups, choice: str, device: torch.device, one_node: bool) -> str | None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from app.distributed.parallel_groups import RankGroup
 from app.distributed.process_groups import connect_store, join_groups
 from app.distributed.rank_boxes import make_boxes
 from app.kernels.fused.reference import add_rms_norm
-from app.kernels.gemm import DeferredNorm
 from benchmarks.all_reduce import run_ranks
 
 EPS, COLUMNS = 1e-5, 1536
@@ -31,7 +31,8 @@ def whole(group: RankGroup, y: torch.Tensor) -> torch.Tensor:
 
 def sum_up(rank: int, ranks: int, device_type: str, address: tuple[str, int], results: Any) -> None:
     """One rank: how many numbers were wrong."""
-    from app.kernels.fused.triton_ranks import add_norm_of_sum, sum_add_norm  # Triton, compiled
+    from app.kernels.fused.triton_ranks import sum_add_norm  # Triton, compiled
+    from app.kernels.gemm.triton_small_sum import linear_sum_norm
 
     is_shared = torch.cuda.device_count() < ranks
     if is_shared:  # as benchmarks/one_gpu.py does
@@ -52,14 +53,21 @@ def sum_up(rank: int, ranks: int, device_type: str, address: tuple[str, int], re
         y = randn(rows, COLUMNS, generator=own)
         residual, weight = randn(rows, COLUMNS, generator=same), randn(COLUMNS, generator=same)
         normed, total = add_rms_norm(whole(group, y), residual, weight, EPS)
-        for is_deferred in (False, True):
-            out, squares, found = sum_add_norm(boxes, y, residual, weight, EPS, is_deferred=is_deferred)
-            out = out if squares is None else DeferredNorm(out, squares, EPS).materialize()
-            wrong += int((found != total).sum()) + int((out - normed).abs().max() > 0.05 * normed.abs().max())
+        found = sum_add_norm(boxes, y, residual, weight, EPS)
+        assert found is not None
+        wrong += int((found[1] != total).sum()) + int((found[0] - normed).abs().max() > 0.05 * normed.abs().max())
+    for rows in (1, 16):
+        x, weights = randn(rows, 512, generator=own) / 8, randn(COLUMNS, 512, generator=own) / 8
+        residual = randn(rows, COLUMNS, generator=same)
+        normed, total = add_rms_norm(whole(group, F.linear(x, weights)), residual, weight, EPS)
+        product = linear_sum_norm(boxes, x, weights, None, residual, weight, EPS)
+        assert product is not None
+        for got, expected in ((product[1], total), (product[0].materialize(), normed)):
+            wrong += int((got - expected).float().norm() > 0.01 * expected.float().norm())
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(8):
-            found = add_norm_of_sum(boxes, x, residual, weight, EPS)
+            found = sum_add_norm(boxes, x, residual, weight, EPS)
             assert found is not None
             x = found[0]
         return x

@@ -44,8 +44,18 @@ def test_who_may_leave_nccl(size: int, choice: str, one_node: bool, reason: str 
     assert _refusal(groups, choice, torch.device("cuda"), one_node) == reason
 
 
-@pytest.mark.parametrize("choice", ["fused", "symmetric_memory"])
-def test_boxes_are_made_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+@pytest.mark.parametrize(
+    ("choice", "ranks", "dtype", "wanted"),
+    [
+        ("fused", 4, torch.bfloat16, True),
+        ("auto", 2, torch.float16, True),
+        ("auto", 2, torch.float32, False),
+        ("symmetric_memory", 2, torch.bfloat16, False),
+    ],
+)
+def test_boxes_are_made_where_they_are_of_use(
+    monkeypatch: pytest.MonkeyPatch, choice: str, ranks: int, dtype: torch.dtype, wanted: bool
+) -> None:
     made: list[bool] = []
 
     def agree(group: RankGroup, is_ready: bool, device: torch.device) -> bool:
@@ -56,19 +66,19 @@ def test_boxes_are_made_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(f"{place}.SymmetricAllReduce", lambda *asked: "small")
     monkeypatch.setattr(f"{place}.make_boxes", lambda group, device: "boxes")
     monkeypatch.setattr(RankGroup, "agree", agree)
-    groups = ParallelGroups(tp=RankGroup(0, 2, object()))  # type: ignore[arg-type]
-    found, note = with_small_all_reduce(groups, choice, torch.bfloat16, torch.device("cuda"), True)
+    groups = ParallelGroups(tp=RankGroup(0, ranks, object()))  # type: ignore[arg-type]
+    found, note = with_small_all_reduce(groups, choice, dtype, torch.device("cuda"), True)
     assert made == [True]
     assert found.tp.small_all_reduce == "small"
-    assert (found.tp.boxes, "one kernel" in note) == (("boxes", True) if choice == "fused" else (None, False))
+    assert (found.tp.boxes, "one kernel" in note) == (("boxes", True) if wanted else (None, False))
 
     def fails(group: RankGroup, device: torch.device) -> RankBoxes:
         raise RuntimeError("no peer access")
 
     monkeypatch.setattr(f"{place}.make_boxes", fails)
-    found, note = with_small_all_reduce(groups, choice, torch.bfloat16, torch.device("cuda"), True)
-    assert made == [True, choice != "fused"]
-    assert choice != "fused" or (found is groups and "no peer access" in note)
+    found, note = with_small_all_reduce(groups, choice, dtype, torch.device("cuda"), True)
+    assert made == [True, not wanted]
+    assert not wanted or (found is groups and "no peer access" in note)
 
 
 class OfTwo(SymmetricAllReduce):

@@ -69,6 +69,7 @@ from app.kernels.gemm import (
     triton_packed_ops,
     triton_quantize,
     triton_small,
+    triton_small_sum,
     wide,
 )
 from app.kernels.gemm import triton_fixed as fixed_products
@@ -117,7 +118,7 @@ WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel", "packed_linear_ke
 GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
 GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
 # Kernels that are bound by how fast they copy rows: 16 bytes at a time, or the compiler lacks a hint.
-COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel"}
+COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel", "small_linear_sum_kernel"}
 # Kernels that read and write rows as they go: 16 bytes at a time, too, where their sizes allow it.
 ACCESS_WIDELY = {"expand_kernel"}
 NARROW_ACCESS = re.compile(r"(?:ld|st)\.global\.b16")
@@ -270,12 +271,11 @@ def over_ranks(num_ranks: int, hidden: int, attended: int, intermediate: int) ->
     boxes, norm = RankBoxes(0, address, words, torch.zeros(2, dtype=torch.int32)), zeros(hidden)
     for rows in (1, 32, 64):
         total = zeros(rows, hidden)
-        for is_deferred in (False, True):
-            triton_ranks.sum_add_norm(boxes, total, total, norm, 1e-6, is_deferred=is_deferred)
-        triton_ranks.sum_add_norm(boxes, total, total, norm.float(), 1e-6, is_deferred=False)
+        for weight in (norm, norm.float()):
+            triton_ranks.sum_add_norm(boxes, total, total, weight, 1e-6)
         for size in (attended, intermediate):
             weight = zeros(hidden, size)
-            triton_small.linear_sum_norm(boxes, zeros(rows, size), weight, None, total, norm, 1e-6)
+            triton_small_sum.linear_sum_norm(boxes, zeros(rows, size), weight, None, total, norm, 1e-6)
 
 
 def exact(

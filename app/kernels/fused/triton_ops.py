@@ -12,7 +12,7 @@ from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import FusedOps, GatedActivation, PlainActivation
 from app.kernels.fused.triton_heads import rotate_heads
 from app.kernels.fused.triton_latent import rotate_and_write_latent
-from app.kernels.fused.triton_ranks import add_norm_of_sum
+from app.kernels.fused.triton_ranks import sum_add_norm
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
@@ -332,5 +332,5 @@ OPS = FusedOps(
     add_layer_norm=add_layer_norm,
     layer_norm=layer_norm,
     rms_norm=rms_norm,
-    sum_add_norm=add_norm_of_sum,
+    sum_add_norm=sum_add_norm,
 )  # all of these treat a row as if it were alone; PyTorch's own norm does not say so

@@ -16,11 +16,8 @@ import triton
 import triton.language as tl
 
 from app.kernels.fused import RankBoxes
-from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.launch import early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
-
-_TILE_WORDS = 256  # of a program, where the norm is left to its readers
-MOST_ROWS = 256  # whose norm is made here
 
 
 @triton.jit
@@ -97,14 +94,13 @@ def count_on(p_clock, b_count, num_programs):
 @quick_launch
 @triton.jit(do_not_specialize=["rank"])
 def sum_add_norm_kernel(
-    p_y, p_residual, p_weight, p_addresses, p_words, p_clock, p_out, p_total, p_squares,
+    p_y, p_residual, p_weight, p_addresses, p_words, p_clock, p_out, p_total,
     rank, stride_box, stride_y, stride_residual, eps,
     C: tl.constexpr, BW: tl.constexpr, RANKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, tiles of BW pairs of columns): p_total [T, C] = y, summed up over the ranks and rounded, + residual
-    [T, C]; p_out = its norm * weight [C]; with p_squares [T, tiles] p_out = p_total * weight, and sums of squares."""
-    i_t, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    o_w = i_c * BW + tl.arange(0, BW)
+    """Grid (T,), one token's row of C / 2 pairs: p_total [T, C] = y, summed up over the ranks and rounded, + residual;
+    p_out = its norm * weight [C]."""
+    i_t, o_w = tl.program_id(0).to(tl.int64), tl.arange(0, BW)
     m = o_w < C // 2
     DTYPE: tl.constexpr = p_total.dtype.element_ty
     pairs: tl.constexpr = tl.pointer_type(tl.int32)
@@ -129,14 +125,10 @@ def sum_add_norm_kernel(
     tl.store(p_total.to(pairs) + o_row, paired(b_low, b_high), mask=m)
     b_first, b_second = b_low.to(tl.float32), b_high.to(tl.float32)  # the norm is that of what is stored
     b_squares = tl.sum(tl.where(m, b_first * b_first + b_second * b_second, 0.0), 0)
-    if p_squares is not None:
-        tl.store(p_squares + i_t * tl.num_programs(1) + i_c, b_squares)
-    else:
-        b_rms = tl.rsqrt(b_squares / C + eps)
-        b_first, b_second = b_first * b_rms, b_second * b_rms
-    b_first, b_second = (b_first * b_weight).to(DTYPE), (b_second * b_weight2).to(DTYPE)
+    b_rms = tl.rsqrt(b_squares / C + eps)
+    b_first, b_second = (b_first * b_rms * b_weight).to(DTYPE), (b_second * b_rms * b_weight2).to(DTYPE)
     tl.store(p_out.to(pairs) + o_row, paired(b_first, b_second), mask=m)
-    count_on(p_clock, b_count, tl.num_programs(0) * tl.num_programs(1))
+    count_on(p_clock, b_count, tl.num_programs(0))
 
 
 def serves(boxes: RankBoxes, y: torch.Tensor, residual: torch.Tensor) -> bool:
@@ -155,36 +147,17 @@ def _has_pairs(rows: torch.Tensor) -> bool:
 
 
 def sum_add_norm(
-    boxes: RankBoxes,
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    *,
-    is_deferred: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """y [T, C], of which each rank has a part, and residual [T, C] -> (the norm of their sum, None, the sum);
-    `is_deferred`: (sum * weight, sums of squares [T, P], the sum), which the norm's reader divides by. Collective."""
-    num_rows, size = y.shape
-    total = torch.empty(num_rows, size, dtype=y.dtype, device=y.device)
-    out = torch.empty_like(total)
-    tile = _TILE_WORDS if is_deferred else next_power_of_2(size // 2)
-    tiles = cdiv(size // 2, tile)
-    squares = torch.empty(num_rows, tiles, dtype=torch.float32, device=y.device) if is_deferred else None
-    sum_add_norm_kernel[(num_rows, tiles)](
-        y, residual, weight, boxes.addresses, boxes.words, boxes.clock, out, total, squares,
-        boxes.rank, boxes.words.shape[2], y.stride(0), residual.stride(0), eps,
-        C=size, BW=tile, RANKS=boxes.num_ranks,
-        num_warps=min(max(tile // 128, 1), 16), **early_launch(y.device),
-    )  # fmt: skip
-    return out, squares, total
-
-
-def add_norm_of_sum(
     boxes: RankBoxes, y: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See FusedOps.sum_add_norm."""
-    if len(y) > MOST_ROWS or not serves(boxes, y, residual):
+    if not serves(boxes, y, residual):
         return None
-    out, _, total = sum_add_norm(boxes, y, residual, weight, eps, is_deferred=False)
+    num_rows, size = y.shape
+    total = torch.empty(num_rows, size, dtype=y.dtype, device=y.device)
+    out, padded = torch.empty_like(total), next_power_of_2(size // 2)
+    sum_add_norm_kernel[(num_rows,)](
+        y, residual, weight, boxes.addresses, boxes.words, boxes.clock, out, total, boxes.rank, boxes.words.shape[2],
+        y.stride(0), residual.stride(0), eps, C=size, BW=padded, RANKS=boxes.num_ranks,
+        num_warps=min(max(padded // 128, 1), 16), **early_launch(y.device),
+    )  # fmt: skip
     return out, total

@@ -174,7 +174,7 @@ class LinearOps(Generic[WeightT]):
     activated_linear: ActivatedProduct[WeightT] | None = None
     # The sum of a product and the residual in one launch; None: there is no such kernel.
     linear_add: SummedProduct[WeightT] | None = None
-    # A product, and its sum over the ranks with what follows in one launch; None: there is no such kernel.
+    # A product, its sum over the ranks and what follows in one launch; None: there is no such kernel.
     linear_sum_norm: SummedProductThenNorm[WeightT] | None = None
     # `linear` where the launch before, another product of x, writes nothing that it reads: they may run side by side.
     linear_beside: Product[WeightT] | None = None

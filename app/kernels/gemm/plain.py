@@ -17,6 +17,7 @@ from app.kernels.gemm import Activations, DeferredActivation, DeferredNorm, Gate
 from app.kernels.gemm.gluon_plain import DEPTH, plain_linear_kernel
 from app.kernels.gemm.small_tiles import may_defer_norm
 from app.kernels.gemm.triton_small import arrival_counters
+from app.kernels.gemm.triton_small_sum import linear_sum_norm
 from app.kernels.launch import cdiv, early_launch, multiprocessors, next_power_of_2
 
 MOST_ROWS = 32  # beyond, others are as fast
@@ -164,5 +165,6 @@ OPS = replace(
     linear=linear,
     gated_linear=gated_linear,
     linear_add_norm=linear_add_norm,
+    linear_sum_norm=linear_sum_norm,
     beside_adapters=triton_small.OPS,
 )

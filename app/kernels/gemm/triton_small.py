@@ -19,10 +19,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from app.kernels.fused import GatedActivation, PlainActivation, RankBoxes
+from app.kernels.fused import GatedActivation, PlainActivation
 from app.kernels.fused.reference import rms_norm
 from app.kernels.fused.triton_ops import act_, act_and_mul, activate, add_rms_norm
-from app.kernels.fused.triton_ranks import serves, sum_add_norm
 from app.kernels.gemm import (
     Activations,
     DeferredActivation,
@@ -35,7 +34,6 @@ from app.kernels.gemm import (
 from app.kernels.gemm.small_tiles import (
     FEW_COLUMNS,
     LEAST_DEPTH,
-    MOST_ROWS,
     SmallTile,
     activated_tile,
     added_tile,
@@ -233,7 +231,7 @@ def small_linear(
     small_linear_kernel[(cdiv(columns, tile.columns),)](
         rows, weight, bias, squares, out, num_rows, columns, size, rows.stride(0), eps, *arguments(low_rank),
         P=num_squares, BP=next_power_of_2(num_squares), GATED=is_gated, ACT=activation, LEADS=columns <= FEW_COLUMNS,
-        **constants(low_rank), **_options(rows, weight, columns, tile),
+        **constants(low_rank), **launch_options(rows, weight, columns, tile),
     )  # fmt: skip
     return out
 
@@ -266,12 +264,13 @@ def small_linear_add(
         x, weight, bias, residual, norm[0] if norm else None, shares, arrived, total,
         deferred.rows if deferred else None,
         deferred.squares if deferred else None, num_rows, columns, size, x.stride(0), residual.stride(0),
-        *arguments(low_rank), SPLITS=tile.splits, **constants(low_rank), **_options(x, weight, columns, tile),
+        *arguments(low_rank), SPLITS=tile.splits, **constants(low_rank), **launch_options(x, weight, columns, tile),
     )  # fmt: skip
     return deferred, total
 
 
-def _options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
+def launch_options(x: torch.Tensor, weight: torch.Tensor, columns: int, tile: SmallTile) -> dict[str, int | bool | str]:
+    """Constants and options of a kernel of products of few rows by such a tile."""
     size, height = x.shape[1], max(16, next_power_of_2(x.shape[0]))
     assert size % tile.depth == 0, (size, tile)
     assert x.stride(1) == weight.stride(1) == 1, "rows must be contiguous"
@@ -362,31 +361,10 @@ def linear_add_norm(
     return add_and_norm(x, weight, bias, residual, tile, (norm_weight, eps), may_defer)
 
 
-def linear_sum_norm(
-    boxes: RankBoxes,
-    x: GatedRows,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-) -> tuple[DeferredNorm, torch.Tensor] | None:
-    """See SummedProductThenNorm: the product, then one launch for all else."""
-    x = materialize(x)
-    may_defer = may_defer_norm(len(weight), x.dtype, LEAST_DEPTH)
-    if len(x) > MOST_ROWS or not may_defer or not serves(boxes, residual, residual) or x.dtype != residual.dtype:
-        return None
-    y = linear(x, weight, bias)
-    rows, squares, total = sum_add_norm(boxes, y, residual, norm_weight, eps, is_deferred=True)
-    assert squares is not None
-    return DeferredNorm(rows, squares, eps), total
-
-
 OPS = LinearOps(
     linear=linear,
     gated_linear=gated_linear,
     linear_add_norm=linear_add_norm,
     activated_linear=activated_linear,
     linear_add=linear_add,
-    linear_sum_norm=linear_sum_norm,
 )

@@ -10,18 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused import GatedActivation, PlainActivation
-from app.kernels.fused.reference import add_rms_norm
 from app.kernels.gemm import DeferredNorm, reference, triton_small
 from app.kernels.gemm.small_tiles import SmallTile, deferred_tile, split_tile
-from app.kernels.gemm.triton_small import (
-    activated_linear,
-    arrival_counters,
-    linear_sum_norm,
-    small_linear,
-    small_linear_add,
-)
+from app.kernels.gemm.triton_small import activated_linear, arrival_counters, small_linear, small_linear_add
 from app.layers.activation import ACTIVATIONS
-from tests.kernels.rank_boxes import AllBoxes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
@@ -219,19 +211,3 @@ def test_an_activation_follows_a_product(rows: int, activation: PlainActivation)
         truth = act(F.linear(true_rows, weight.double(), bias.double()))
         assert found.shape == truth.shape
         assert not rows or relative_error(found, truth) < 2 * TOLERANCE[dtype]
-
-
-def test_a_product_of_few_rows_is_summed_over_ranks() -> None:
-    """In bf16, in which the interpreter only rounds otherwise here; other rows are another function's."""
-    boxes, rows = AllBoxes(2, 1024, DEVICE), 2
-    made = [tensors(rows, 128, 64, torch.bfloat16), tensors(rows, 128, 96, torch.bfloat16)]
-    parts = [F.linear(*one) for one in made]
-    residual, norm = torch.randn(rows, 128).to(DEVICE, torch.bfloat16), torch.randn(128).to(DEVICE, torch.bfloat16)
-    expected, total = add_rms_norm((parts[0].float() + parts[1].float()).bfloat16(), residual, norm, EPS)
-    for rank, one in enumerate(made):
-        found = linear_sum_norm(boxes.of(rank, parts), *one, residual, norm, EPS)
-        assert found is not None
-        torch.testing.assert_close(found[1], total, rtol=2e-2, atol=2e-2)
-        torch.testing.assert_close(found[0].materialize(), expected, rtol=4e-2, atol=4e-2)
-    for x, weight, bias in (tensors(65, 128, 64, torch.bfloat16), tensors(2, 128, 64, torch.float16)):
-        assert linear_sum_norm(boxes.of(0, []), x, weight, bias, x.new_zeros(len(x), 128), norm, EPS) is None
