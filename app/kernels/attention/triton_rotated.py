@@ -130,8 +130,9 @@ def rotated_decode_kernel(
         num_before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu")
         tl.debug_barrier()
         if num_before == num_splits - 1:
+            first = (i_r.to(tl.int64) * HKV + i_head) * (G * MAX_SPLITS)
             merge_splits(
-                i_r, i_head, HKV, num_splits, p_partial, p_log_sum, p_sinks, p_out, HKV * G * D, D, MAX_SPLITS,
+                i_r, i_head, first, num_splits, p_partial, p_log_sum, p_sinks, p_out, HKV * G * D, D, MAX_SPLITS, 1,
                 G, 1, BG, D, D, BS, MAX_SPLITS, False,
             )  # fmt: skip
             tl.store(p_count, 0)  # for the next layer
