@@ -30,8 +30,8 @@ def layers_of(shape: StepShape, count: int, device: torch.device = CPU) -> list[
     sizes += [(s.hidden, s.intermediate), (BLOCKS, 2, s.kv_heads, BLOCK, s.head_dim)]
     sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,)]
     counts = [int(torch.Size(one).numel()) for one in sizes]
-    generator = torch.Generator().manual_seed(count)
-    memory = torch.randn(count * sum(counts), generator=generator).to(device, torch.bfloat16)
+    generator = torch.Generator(device).manual_seed(count)
+    memory = torch.randn(count * sum(counts), dtype=torch.bfloat16, device=device, generator=generator)
     layers = []
     for part in memory.split(sum(counts)):
         found = [one.view(shape) for one, shape in zip(part.split(counts), sizes, strict=True)]
@@ -54,6 +54,12 @@ def token_at(position: int, shape: StepShape, device: torch.device = CPU) -> Ste
 
 def _halves(angles: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(angles.cos(), angles.cos()), (-angles.sin(), angles.sin())]
+
+
+def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
+    """Norm over norm: a number that others cancel in may err by more than itself. The cache's new vectors are few."""
+    error = (found.double() - truth.double()).norm() / (found - truth != 0).double().mul(truth.double()).norm()
+    assert bool((error < 2e-2) | found.equal(truth)), error
 
 
 @pytest.mark.parametrize(
@@ -92,36 +98,37 @@ def test_meaning(shape: StepShape, programs: int, splits: int, position: int, mo
     for _ in range(2):
         found = step.run(x.clone(), layers, token)
         assert found is not None
-        torch.testing.assert_close(found, expected, rtol=2e-2, atol=4e-2)
+        assert_near(found, expected)
         for one, truth in zip(layers, exact, strict=True):
-            torch.testing.assert_close(one.cache, truth.cache, rtol=2e-2, atol=2e-2)
+            assert_near(one.cache, truth.cache)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama-8b", "qwen3-0.6b"])
-@pytest.mark.parametrize("position", [0, 15, 16, 200, 367])
-def test_on_a_gpu(shape: StepShape, position: int) -> None:
+def test_on_a_gpu(shape: StepShape) -> None:
     """As its definition; the same to the bit every time, from a graph, too."""
     device = torch.device("cuda", 0)
-    made = persistent.make(shape, device)
+    made, layers = persistent.make(shape, device), layers_of(shape, 2, device)
     assert made is not None
-    layers, exact, token = layers_of(shape, 2, device), layers_of(shape, 2, device), token_at(position, shape, device)
-    x = torch.randn(1, shape.hidden, device=device).to(torch.bfloat16)
-    expected = whole_step(x, exact, token, shape)
-    given = x.clone()
-    found = made.run(given, layers, token)
-    assert found is not None
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=4e-2)
-    for one, truth in zip(layers, exact, strict=True):
-        torch.testing.assert_close(one.cache, truth.cache, rtol=2e-2, atol=2e-2)
-    first, graph = found.clone(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made.run(given, layers, token)
-    for _ in range(20):
-        given.copy_(x)
-        graph.replay()
-        assert torch.equal(given, first)
+    for position in (0, 15, 16, 200, 367):
+        token = token_at(position, shape, device)
+        x = torch.randn(1, shape.hidden, device=device).to(torch.bfloat16)
+        exact = [replace(layer, cache=layer.cache.clone()) for layer in layers]
+        expected = whole_step(x, exact, token, shape)
+        given = x.clone()
+        found = made.run(given, layers, token)
+        assert found is not None
+        assert_near(found, expected)
+        for one, truth in zip(layers, exact, strict=True):
+            assert_near(one.cache, truth.cache)
+        first, graph = found.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made.run(given, layers, token)
+        for _ in range(20):
+            given.copy_(x)
+            graph.replay()
+            assert torch.equal(given, first)
 
 
 def test_no_slot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
