@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from app.heap import uncollected
+
 if TYPE_CHECKING:
     from app.beams.search import BeamSearchParams
     from app.offline.llm import LLM
@@ -31,4 +33,5 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    with uncollected():
+        return getattr(importlib.import_module(_MODULES[name]), name)

@@ -109,3 +109,15 @@ def test_large_blocks_go_back_to_the_system(how: str, grows: bool) -> None:
         [sys.executable, "-c", ALLOCATE, how], capture_output=True, text=True, check=True, timeout=limits.patience_s()
     )
     assert (int(run.stdout) > 16) == grows, f"{run.stdout} MiB are left"
+
+
+def test_imports_are_not_collected() -> None:
+    was_on = gc.isenabled()
+    try:
+        for is_on in (True, False):
+            (gc.enable if is_on else gc.disable)()
+            with heap.uncollected():
+                assert not gc.isenabled()
+            assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()

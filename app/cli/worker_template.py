@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE, SERVE
+from app.heap import uncollected
 from app.kernels import compile_processes
 
 # What deployments import, by themselves or by way of Ray Serve. What is not installed is left out.
@@ -151,9 +152,10 @@ def _listener(path: Path) -> socket.socket:
 
 
 def _import(names: Sequence[str]) -> None:
-    for name in names:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    with uncollected():
+        for name in names:
+            with suppress(ImportError):
+                importlib.import_module(name)
 
 
 def _fork() -> bool:

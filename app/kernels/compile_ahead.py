@@ -31,6 +31,7 @@ logger = logging.getLogger("manta.kernels")
 
 # What of a compilation is Python waits for the other threads': more of them only wait.
 MOST_THREADS = 8
+MOST_PROCESSES = 16  # each with a thread that only waits for it
 SWITCH_S = 0.0005  # how long one that came back from native code waits for another's Python
 _own = threading.local()  # a thread's compiler
 _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced meanwhile
@@ -139,7 +140,8 @@ def _alike(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
 @contextmanager
 def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
     """Those that compile."""
-    threads, switch = min(MOST_THREADS, len(os.sched_getaffinity(0))), sys.getswitchinterval()
+    most = MOST_PROCESSES if compile_processes.are_there() else MOST_THREADS
+    threads, switch = min(most, len(os.sched_getaffinity(0))), sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
         with (
