@@ -61,9 +61,9 @@ def rotate_heads_kernel(
             b_key = tl.load(p_key_weight + o_u, mask=o_u < D, other=0.0).to(tl.float32)
             b_rest = b_rest * b_rms * tl.where(is_query, b_query, b_key)
             tl.store(p_rest, b_rest.to(p_heads.dtype.element_ty), mask=m_u)
-    b_out = b_left * b_cos_left + b_right * b_sin_left
+    b_out = tl.fma(b_left, tl.broadcast_to(b_cos_left, b_left.shape), b_right * b_sin_left)
     tl.store(p_left, b_out.to(p_heads.dtype.element_ty), mask=m)
-    b_out = b_right * b_cos_right + b_left * b_sin_right
+    b_out = tl.fma(b_right, tl.broadcast_to(b_cos_right, b_right.shape), b_left * b_sin_right)
     tl.store(p_left + R, b_out.to(p_heads.dtype.element_ty), mask=m)
 
 

@@ -102,9 +102,10 @@ def test_sums_in_one_kernel_with_the_norm_give_the_logprobs_of_nccl(one_gpu: boo
 
 
 @pytest.fixture
-def two_ray_gpus() -> Iterator[None]:
+def two_ray_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A cluster that says it has two GPUs, be it true or not."""
     ray = pytest.importorskip("ray")  # which a machine for the rest may lack
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray would count them
     ray.init(
         num_gpus=2,
         include_dashboard=False,

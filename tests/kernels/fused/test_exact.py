@@ -70,6 +70,33 @@ def test_rotation(dtype: torch.dtype, has_norm: bool, rotary_dim: int) -> None:
         assert torch.equal(cache[block, :, :, offset], found[1][block, :, :, offset])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("size", "rotary_dim"), [(128, 128), (80, 32)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_a_head_has_the_same_bits_on_any_number_of_ranks(
+    has_norm: bool, size: int, rotary_dim: int, device: str
+) -> None:
+    """Whichever heads lie beside it, and in whichever place."""
+    num_heads, num_kv_heads, dtype, ops = 8, 4, torch.bfloat16, FUSED_OPS.on(torch.device(device), exact=True)
+    heads = randn(70, num_heads + 2 * num_kv_heads, size, dtype=dtype).to(device)
+    angles = randn(70, 1, rotary_dim, dtype=torch.float32).to(device)
+    norm = HeadNorm(*(randn(size, dtype=dtype, seed=i).to(device) for i in (1, 2)), 1e-5) if has_norm else None
+    cos, sin, slots = angles.cos().to(dtype), angles.sin().to(dtype), torch.arange(70, device=device)
+
+    def call(own: torch.Tensor, num_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = torch.zeros(5, 2, num_kv, 16, size, dtype=dtype, device=device)
+        return ops.rotate_and_write(own, cos, sin, norm, cache, slots, None), cache
+
+    whole = call(heads, num_kv_heads)
+    parts = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 1)
+    for ranks in (2, 4):
+        for rank in range(ranks):
+            own = torch.cat([part.chunk(ranks, 1)[rank] for part in parts], 1)
+            query, cache = call(own, num_kv_heads // ranks)
+            assert torch.equal(query, whole[0].chunk(ranks, 1)[rank]), (ranks, rank)
+            assert torch.equal(cache, whole[1].chunk(ranks, 2)[rank]), (ranks, rank)
+
+
 def test_latents_are_refused() -> None:
     x = torch.zeros(1, 1, 4)
     rotation = LatentRotation(x, x, False, torch.ones(2), 1e-5)
