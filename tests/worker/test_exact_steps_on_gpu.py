@@ -20,7 +20,6 @@ from app.engine.core import EngineCore
 from app.engine.executor.in_process import InProcessExecutor
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
-from app.worker.graphs import prompt_graphs
 from tests.engine.core_driver import KEY, Results, run
 from tests.tiny_models import tiny_model
 from tests.worker.test_exact_steps import Logprobs, assert_same, in_order
@@ -117,9 +116,8 @@ def test_among_256_and_behind_a_cached_prefix(model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "deterministic"), [*((model, "batch") for model in MODELS), ("large llama", "batch_and_layout")]
 )
-def test_prompts_from_graphs(model: str, deterministic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, beside others in one step, beside rows that decode, whatever pads them. Refused until it has passed."""
-    monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
+def test_prompts_from_graphs(model: str, deterministic: str) -> None:
+    """Alone, beside others in one step, beside rows that decode, whatever pads them."""
     options = {"cuda_graph_prompt_tokens": 1024, "cuda_graph_sizes": (1, 8), "max_num_seqs": 24, "num_blocks": 2000}
     options |= {"max_num_batched_tokens": 700, "enable_prefix_caching": False, "deterministic": deterministic}
     with core_of(model, cuda_graphs="on", **options) as core:

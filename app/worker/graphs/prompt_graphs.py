@@ -151,10 +151,8 @@ def refusal(config: EngineConfig, forward: ForwardPass) -> str | None:
         return "as configured"
     if config.world_size > 1:
         return "several ranks"
-    if config.is_exact:
-        return "deterministic, whose bits beside them were compared on a CPU alone"
     if not forward.captures_prompts:
         return "layers that plan such steps on the host"
     if config.cuda_graph_prompt_tokens == "auto" and not forward.captures_context:
-        return "latent attention, of which none has run on a GPU yet: only where a number is given"
+        return "latent attention, whose gain by it was not measured: only where a number is given"
     return None

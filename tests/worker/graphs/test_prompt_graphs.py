@@ -144,7 +144,6 @@ def test_only_steps_that_wait_for_the_host(
     [
         ({"cuda_graph_prompt_tokens": 0}, "as configured"),
         ({"tensor_parallel_size": 2}, "several ranks"),
-        ({"deterministic": "batch"}, "deterministic, whose bits beside them were compared on a CPU alone"),
         ({}, "layers that plan such steps on the host"),
     ],
 )
