@@ -1,6 +1,6 @@
 """Says what does not go with `deterministic`, before a start takes memory: what was not shown to be exact is refused.
 
-Exact are the models of `SHOWN`, on GPUs those of `SHOWN_ON_GPUS`, whose steps are made of kernels marked `is_exact`
+Exact are the models of `SHOWN`, whose steps are made of kernels marked `is_exact`
 (`KernelTable`); a layer of another kind asks for a kernel that is not there, and is refused by its operation's name.
 Options that change how numbers are stored or who adds them up are refused by theirs.
 """
@@ -77,21 +77,10 @@ SHOWN = frozenset(
         "XGLMForCausalLM",
     }
 )
-# On GPUs these were not compared. Functions of theirs have no kernel there that was shown to be exact; the soft caps of
-# Gemma 2's attention have one.
-SHOWN_ON_GPUS = SHOWN - {
-    "BioGptForCausalLM",
-    "FalconForCausalLM",
-    "Gemma2ForCausalLM",
-    "GPTNeoXForCausalLM",
-    "JetMoeForCausalLM",
-    "OPTForCausalLM",
-    "XGLMForCausalLM",
-}
 # Those whose logits they compare over numbers of workers, too.
 OVER_LAYOUTS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-_ACTIVATIONS_ON_GPUS = {name for name, kernel in PLAIN_ACTIVATIONS.items() if kernel in ("silu", "gelu_tanh")}
 _ACTIVATIONS = {"relu"} | {name for name, kernel in PLAIN_ACTIVATIONS.items() if kernel in ACTIVATIONS}
+_ACTIVATIONS_ON_GPUS = _ACTIVATIONS - {"relu2"}
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 PROPOSERS = frozenset({"ngram", "suffix"})  # drafts without a model of their own
 
@@ -121,9 +110,9 @@ def refuse_inexact(config: EngineConfig, info: ModelInfo, device: torch.device, 
         raise _refusal("for models that generate only")
     on_gpu = device.type == "cuda"
     where = "GPUs" if on_gpu else "CPUs"
-    shown, activations = (SHOWN_ON_GPUS, _ACTIVATIONS_ON_GPUS) if on_gpu else (SHOWN, _ACTIVATIONS)
-    if not runs_natively(info) or info.architecture not in shown:
-        raise _refusal(f"{info.architecture} was not shown to be exact on {where}; known: {', '.join(sorted(shown))}")
+    activations = _ACTIVATIONS_ON_GPUS if on_gpu else _ACTIVATIONS
+    if not runs_natively(info) or info.architecture not in SHOWN:
+        raise _refusal(f"{info.architecture} was not shown to be exact; known: {', '.join(sorted(SHOWN))}")
     if (act := readable(MODELS.load(info.architecture).settings, info).hidden_act) not in activations:
         raise _refusal(f"the activation {act} was not shown to be exact on {where}")
     if dtype not in DTYPES[device.type]:

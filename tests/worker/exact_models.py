@@ -55,9 +55,3 @@ FAMILIES: Mapping[str, Callable[[], Path | str]] = {
     name: partial(tiny_model, _VARIANTS[name][0], **_longer(_VARIANTS[name][1])) for name in _NAMES
 }
 EXACT_MODELS = {**MODELS, **FAMILIES}
-# Those that GPUs refuse: soft caps, and functions that no kernel there was shown to compute exactly.
-_ON_CPUS_ALONE = (
-    *("gemma2", "gpt2-relu", "gpt_neox", "gpt_neox-serial", "opt", "opt-no-final-norm", "opt-350m", "falcon"),
-    *("falcon-plain-heads", "falcon-new", "biogpt", "xglm", "jetmoe"),
-)
-FAMILIES_ON_GPUS = {name: make for name, make in FAMILIES.items() if name not in _ON_CPUS_ALONE}

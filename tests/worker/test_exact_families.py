@@ -12,13 +12,13 @@ import torch
 from app.checkpoints.model_info import ModelInfo
 from app.kernels.gemm import onednn
 from app.layers.epilogue import Act
-from app.worker.exact_limits import SHOWN, SHOWN_ON_GPUS
+from app.worker.exact_limits import SHOWN
 from tests.models.families.test_against_transformers import prompts
 from tests.models.families.test_families import GPT2
 from tests.quantization.checkpoints import HEADS, write
 from tests.quantization.test_gptq import SCHEME, gptq
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
-from tests.worker.exact_models import EXACT_MODELS, FAMILIES, FAMILIES_ON_GPUS, MODELS
+from tests.worker.exact_models import EXACT_MODELS, FAMILIES
 from tests.worker.exact_operations import watched
 from tests.worker.test_exact_steps import DTYPES, alone, assert_same, together
 from tests.worker.worker_driver import Driver, Run, all_logits, greedy
@@ -114,7 +114,6 @@ def test_each_architecture_is_compared() -> None:
         assert isinstance(models, dict)
         return {ModelInfo.from_directory(str(make())).architecture for make in models.values()}
 
-    assert of({**MODELS, **FAMILIES_ON_GPUS}) == SHOWN_ON_GPUS
     assert of(EXACT_MODELS) == SHOWN
 
 

@@ -16,7 +16,7 @@ from app.records.request import EngineRequest
 from app.worker.forward_pass import ForwardPass
 from tests.engine.core_driver import Results, run
 from tests.worker import test_exact_steps_on_gpu as on_gpu
-from tests.worker.exact_models import FAMILIES_ON_GPUS
+from tests.worker.exact_models import FAMILIES
 from tests.worker.test_exact_steps import Logprobs, assert_same, in_order
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +43,7 @@ class Sums(TorchDispatchMode):
 
 @contextmanager
 def core_of(model: str, **options: Any) -> Iterator[EngineCore]:
-    with on_gpu.core_of(model, make=FAMILIES_ON_GPUS[model], **{"max_num_seqs": 64, **options, **SMALL}) as core:
+    with on_gpu.core_of(model, make=FAMILIES[model], **{"max_num_seqs": 64, **options, **SMALL}) as core:
         yield core
 
 
@@ -85,7 +85,7 @@ def _within(sums: Sums, call: Any) -> Any:
     return within
 
 
-@pytest.mark.parametrize("model", FAMILIES_ON_GPUS)
+@pytest.mark.parametrize("model", FAMILIES)
 def test_among_others_and_behind_a_cached_prefix(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = alone(model, monkeypatch)
     with core_of(model, cuda_graphs="on") as core:

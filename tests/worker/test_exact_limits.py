@@ -60,7 +60,7 @@ def test_what_is_exact() -> None:
         ({"runner": "pooling"}, "deterministic: for models that generate only"),
         (
             {"hf": {"architectures": ["BloomForCausalLM"]}},
-            "BloomForCausalLM was not .* exact on CPUs; known: BioGptFor",
+            "BloomForCausalLM was not shown to be exact; known: BioGptFor",
         ),
         ({"hf": {"hidden_act": "quick_gelu"}}, "deterministic: the activation quick_gelu"),
         (
@@ -86,13 +86,12 @@ def test_gpus() -> None:
         refuse(device=gpu, dtype=torch.bfloat16, num_threads=None)
         with pytest.raises(ConfigError, match="deterministic: dtype bfloat16"):
             refuse(device=gpu)
-        with pytest.raises(ConfigError, match="OPTForCausalLM was not shown to be exact on GPUs; known: CodeGenFor"):
-            refuse({"architectures": ["OPTForCausalLM"]}, gpu, torch.bfloat16)
-        refuse({"hidden_act": "gelu_pytorch_tanh"}, gpu, torch.bfloat16)
-        for act in ("gelu", "relu", "relu2"):
-            refuse({"hidden_act": act})
-            with pytest.raises(ConfigError, match=f"the activation {act} was not shown to be exact on GPUs"):
-                refuse({"hidden_act": act}, gpu, torch.bfloat16)
+        refuse({"architectures": ["OPTForCausalLM"]}, gpu, torch.bfloat16)
+        for act in ("gelu_pytorch_tanh", "gelu", "relu"):
+            refuse({"hidden_act": act}, gpu, torch.bfloat16)
+        refuse({"hidden_act": "relu2"})
+        with pytest.raises(ConfigError, match="the activation relu2 was not shown to be exact on GPUs"):
+            refuse({"hidden_act": "relu2"}, gpu, torch.bfloat16)
         with pytest.raises(ConfigError, match="quantization: a quantized product was not shown"):
             refuse(device=gpu, dtype=torch.bfloat16, quantization="int8")
         with pytest.raises(ConfigError, match="pipeline_parallel_size: a pipeline of GPUs was not shown"):
