@@ -24,6 +24,8 @@ class DecoderStep:
 
     def __init__(self, step: WholeStep, layers: Sequence[PreNormLayer], rotary: RotaryEmbedding) -> None:
         self._step, self._layers, self._rotary = step, layers, rotary
+        attention: Any = layers[0].self_attn
+        self._attention: Attention = attention  # the first; the others keep blocks in the same group
 
     @classmethod
     def of(
@@ -47,7 +49,7 @@ class DecoderStep:
 
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
-        meta = ctx.attention[0]
+        meta = ctx.attention[self._attention.layer_index]
         is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
         if not is_one or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
             return None

@@ -96,9 +96,12 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
     step: Any = SimpleNamespace(run=None)
+    layer: Any = SimpleNamespace(self_attn=SimpleNamespace(layer_index=1))
     ones = torch.ones(1, dtype=torch.int32)
     meta = AttentionMetadata(ones, ones, ones.view(1, 1), ones.long(), 1, 1, num_decodes=1)
     inputs: dict[str, torch.Tensor] = {}
     show(inputs, torch.zeros(1, dtype=torch.int64), torch.ones(2, 1, 8))
-    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), [meta], [], inputs=inputs)
-    assert at_once.DecoderStep(step, [], step).run(torch.ones(1, 8), ctx) is None
+    ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), [replace(meta, num_decodes=0), meta], [], inputs=inputs)
+    assert at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), ctx) is None
+    with pytest.raises(AttributeError):  # without them it asks for angles, which this step has none of
+        at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), replace(ctx, inputs={}))
