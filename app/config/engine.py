@@ -275,9 +275,9 @@ class EngineConfig(Frozen):
         "auto",
         description="Most prompt tokens of steps with prompts that are replayed from CUDA graphs, which are captured "
         "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
-        "steps, and not with latent attention, whose gain was not measured; below 64: none. Not with several "
-        "workers; steps that show pictures, verify drafts, or have adapters, run without. `LLM` "
-        "captures them at its start, where they are asked for; its default is 0.",
+        "steps (up to 1,024: or might, were the host busier), and not with latent attention, whose gain was not "
+        "measured; below 64: none. Not with several workers; steps that show pictures, verify drafts, or have "
+        "adapters, run without. `LLM` captures them at its start, where they are asked for; its default is 0.",
     )
     cascade_attention: Literal["auto", "on", "off"] = Field(
         "auto",
