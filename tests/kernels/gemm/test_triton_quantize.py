@@ -100,7 +100,7 @@ def test_a_norm_as_numbers_is_the_numbers_of_the_norm(num_rows: int, size: int, 
     )
     # A sum of squares in another order may round a norm otherwise, and with it a number.
     torch.testing.assert_close(given, expected, rtol=0.13, atol=float(scales[:num_rows].max()) if num_rows else 0.0)
-    assert float((given - expected).norm()) <= 5e-3 * float(expected.norm())
+    assert float((given - expected).norm()) <= (1e-2 if kind.name == "int8" else 3e-2) * float(expected.norm())
     torch.testing.assert_close(found.materialize(), normed, rtol=1e-2, atol=1e-2)
     if num_rows:  # as a deferred norm, for readers of those
         divided = found.rows.float() * (found.squares.sum(1, keepdim=True) / size + 1e-5).rsqrt()

@@ -90,9 +90,8 @@ def test_products_of_a_norm_as_numbers(kind: type[TiledWeight]) -> None:
     numbers = ours.numbers_of(weight)
     assert numbers is not None
     normed, _ = add_norm_quantize(*sums(70, 512), 1e-5, numbers)
-    torch.testing.assert_close(
-        weight.linear(normed, None), weight.linear(normed.materialize(), None), rtol=2e-2, atol=0.5
-    )
+    found, truth = weight.linear(normed, None).double(), weight.linear(normed.materialize(), None).double()
+    assert float((found - truth).norm() / truth.norm()) < 2e-2  # a norm may round otherwise, and a number with it
 
 
 def test_a_reader_of_another_kind_has_the_norm_itself() -> None:
