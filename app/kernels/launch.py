@@ -15,6 +15,10 @@ from app.platforms import platform_of
 
 _INTERPRETED_SMS = 2
 
+# Keywords of a launch whose every product is rounded. Else the compiler leaves one of a sum's two products unrounded
+# (a fused multiply-add), and which one depends on the kernel's constants, such as how many heads this rank holds.
+ROUNDS_PRODUCTS = {"enable_fp_fusion": False}
+
 
 @cache
 def early_launch(device: torch.device) -> dict[str, bool]:

@@ -99,7 +99,7 @@ from tests.kernels.stub_gpu import as_on
 IS_AMD = "gfx942" in sys.argv[1:]
 TARGET = GPUTarget("hip", "gfx942", 64) if IS_AMD else GPUTarget("cuda", 90, 32)
 KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
-OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid", "enable_fp_fusion"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
 # Kernels that begin to read weights, or states, or where a step's requests begin, which the kernel before does not

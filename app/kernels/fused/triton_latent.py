@@ -9,7 +9,7 @@ import triton.language as tl
 
 from app.kernels.attention.triton_quantize import quantize
 from app.kernels.fused import LatentRotation
-from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.launch import ROUNDS_PRODUCTS, cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 # Elements of one program's heads; the same for any number of tokens, so that a result has the same bits (I6).
@@ -100,5 +100,5 @@ def rotate_and_write_latent(
         query, latent, cos, sin, rotation.norm_weight, cache, scale, slots, out, rotation.eps,
         *query.stride()[:2], latent.stride(0), cos.stride(0), *cache.stride()[:2], *out.stride()[:2],
         H=num_heads, R=size, DR=dim, S=cache.shape[1], BH=tile, BR=next_power_of_2(size), BD=padded,
-        PAIRS=rotation.interleaved, num_warps=4, **early_launch(query.device),
+        PAIRS=rotation.interleaved, num_warps=4, **ROUNDS_PRODUCTS, **early_launch(query.device),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from app.kernels.fused import FusedOps, GatedActivation, PlainActivation
 from app.kernels.fused.triton_heads import rotate_heads
 from app.kernels.fused.triton_latent import rotate_and_write_latent
 from app.kernels.fused.triton_ranks import sum_add_norm
-from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.launch import ROUNDS_PRODUCTS, cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 # Elements of one program of rotate_and_write; the same for any number of tokens, so that a norm has the same bits (I6).
@@ -238,7 +238,8 @@ def rotate_and_write(
         norm.eps if norm is not None else 0.0,
         heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4],
         HQ=num_heads, HKV=num_kv_heads, D=head_dim, DR=cos.shape[2], S=block_size, BH=tile, BD=padded,
-        USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)), **early_launch(heads.device),
+        USE_NORM=norm is not None, num_warps=max(1, min(4, tile * padded // 256)), **ROUNDS_PRODUCTS,
+        **early_launch(heads.device),
     )  # fmt: skip
     return out
 

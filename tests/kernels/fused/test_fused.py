@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from app.kernels.fused import (
     HeadNorm,
     LatentRotation,
     reference,
+    triton_latent,
     triton_ops,
 )
 from tests.kernels.gemm.test_fp8 import nearest_e4m3
@@ -364,3 +365,22 @@ def test_model_sized_shapes_on_the_gpu(num_tokens: int) -> None:
     truth = reference.rotate_and_write(heads, cos, sin, None, caches[1], slots)
     torch.testing.assert_close(got, truth, rtol=2e-2, atol=5e-2)
     torch.testing.assert_close(caches[0], caches[1], rtol=2e-2, atol=5e-2)
+
+
+def test_a_rotation_rounds_every_product_so_that_the_number_of_heads_changes_no_bit(monkeypatch: Any) -> None:
+    """How each of two products is rounded is the compiler's choice otherwise, by the kernel's constants."""
+    asked: list[dict[str, Any]] = []
+
+    def noted(grid: Any) -> Any:
+        return lambda *arguments, **options: asked.append(options)
+
+    for module, name in ((triton_ops, "rotate_and_write_kernel"), (triton_latent, "rotate_and_write_latent_kernel")):
+        monkeypatch.setattr(module, name, type("Noted", (), {"__getitem__": lambda self, grid: noted(grid)})())
+    heads, angles, cache = torch.zeros(2, 6, 16), torch.zeros(2, 1, 16), torch.zeros(2, 2, 1, 8, 16)
+    slots, weight = torch.zeros(2, dtype=torch.int64), torch.ones(16)
+    triton_ops.rotate_and_write(heads, angles, angles, HeadNorm(weight, weight, 1e-6), cache, slots)
+    rotation = LatentRotation(angles, angles, False, weight, 1e-6)
+    triton_latent.rotate_and_write_latent(
+        heads, torch.zeros(2, 32), rotation, torch.zeros(2, 8, 32), slots, None, heads
+    )
+    assert [options["enable_fp_fusion"] for options in asked] == [False, False]
