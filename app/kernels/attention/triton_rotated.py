@@ -4,10 +4,10 @@ heads attend.
 
 A launch costs as much as its work where requests are few: of more than one the two launches are as fast. Here a program
 has one KV head's query heads and one split of a context, as in `triton_decode`, but splits are small: a tile of keys
-each, while there are no more than 64. Keys and values of earlier tokens are in the cache before the launch before,
-which projects this token's, so they are on their way before it has ended. This token's own come from that launch's
-rows: each program rotates its queries, and whoever has the last split also the key, which it attends to as it is
-stored, and stores.
+each, while all programs have room on the GPU at once. Keys and values of earlier tokens are in the cache before the
+launch before, which projects this token's, so they are on their way before it has ended. This token's own come from
+that launch's rows: each program rotates its queries, and whoever has the last split also the key, which it attends to
+as it is stored, and stores.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from app.kernels.quick_launch import quick_launch
 MOST_TOKENS = 1
 TILE_BYTES = 16_384  # of keys, and as many of values: what a program has on its way
 _MERGE_ELEMENTS = 8192  # of partial results that are on their way at a time
+LONGEST = 16_384  # tokens that a context may have: with more, programs of fewer registers read more at a time
+_PROGRAMS = 264  # at a time: two on each multiprocessor, which is what their registers allow
 _HEAD_DIMS = (64, 128)
 _DTYPES = (torch.bfloat16, torch.float16)
 RotatedScratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # partial, log_sum, arrived
@@ -160,27 +162,33 @@ def rotated_decode(
     assert cos.stride(2) == 1, "angles must be contiguous"
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     query_weight, key_weight = (norm.query_weight, norm.key_weight) if norm is not None else (heads, heads)
+    most = most_splits(num_kv_heads)
     window, rows, keys = options.sliding_window, next_power_of_2(group), min(64, TILE_BYTES // (2 * head_dim))
     reach = meta.max_seq_len if window is None else min(meta.max_seq_len, window + keys)
-    splits = min(MAX_SPLITS, cdiv(reach, keys))
+    splits = min(most, cdiv(reach, keys))
     rotated_decode_kernel[(num_kv_heads, splits, num_tokens)](
         heads, cos, sin, query_weight, key_weight, kv_cache, options.bias.sinks if options.bias else None,
         meta.slot_mapping, out, partial, log_sum, arrived, meta.block_table, meta.seq_lens,
         norm.eps if norm is not None else 0.0, options.scale, window or 0,
         heads.stride(0), heads.stride(1), cos.stride(0), *kv_cache.stride()[:4], meta.block_table.stride(0),
         HKV=num_kv_heads, G=group, BG=rows, D=head_dim, DR=cos.shape[2], S=block_size, BM=max(16, rows), BN=keys,
-        BS=max(1, min(16, _MERGE_ELEMENTS // (rows * head_dim))), MAX_SPLITS=MAX_SPLITS,
-        USE_WINDOW=window is not None, USE_NORM=norm is not None, num_warps=4, num_stages=2,
+        BS=max(1, min(16, _MERGE_ELEMENTS // (rows * head_dim))), MAX_SPLITS=most,
+        USE_WINDOW=window is not None, USE_NORM=norm is not None, num_warps=4, num_stages=3,
         **early_launch(heads.device),
     )  # fmt: skip
     return out
 
 
+def most_splits(num_kv_heads: int) -> int:
+    """Most splits of a context: a power of two, of which all run at once."""
+    return min(MAX_SPLITS, next_power_of_2(_PROGRAMS // num_kv_heads + 1) // 2 or 1)
+
+
 def rotated_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int) -> RotatedScratch:
     """Holds what the programs of a layer pass to each other; made once a step, used by every layer."""
-    num_tokens, device = meta.seq_lens.shape[0], meta.seq_lens.device
-    partial = torch.empty(num_tokens, num_heads, MAX_SPLITS, head_dim, dtype=torch.float32, device=device)
-    log_sum = torch.empty(num_tokens, num_heads, MAX_SPLITS, dtype=torch.float32, device=device)
+    num_tokens, most, device = meta.seq_lens.shape[0], most_splits(num_kv_heads), meta.seq_lens.device
+    partial = torch.empty(num_tokens, num_heads, most, head_dim, dtype=torch.float32, device=device)
+    log_sum = torch.empty(num_tokens, num_heads, most, dtype=torch.float32, device=device)
     return partial, log_sum, torch.zeros(num_tokens, num_kv_heads, dtype=torch.int32, device=device)
 
 
@@ -193,6 +201,7 @@ def serves_rotated(
     return (
         meta.is_static
         and meta.is_apart
+        and meta.max_seq_len <= LONGEST
         and 0 < len(heads) == meta.num_decodes <= MOST_TOKENS
         and heads.dtype == kv_cache.dtype
         and heads.dtype in _DTYPES

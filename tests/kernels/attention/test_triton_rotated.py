@@ -9,7 +9,7 @@ import torch
 
 from app.kernels.attention import KV_FP8, AttentionOptions, HeadBias, HeadNorm, triton_ops
 from app.kernels.attention.reference import naive_paged_attention
-from app.kernels.attention.triton_rotated import rotated_decode, rotated_scratch, serves_rotated
+from app.kernels.attention.triton_rotated import LONGEST, most_splits, rotated_decode, rotated_scratch, serves_rotated
 from app.kernels.fused.reference import rotate_and_write
 from tests.kernels.attention.cases import make_batch
 
@@ -23,6 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
         ([300, 66], (8, 1, 128), 64, None, False, True),
         ([129, 128, 700], (4, 4, 64), 64, 128, False, True),
         ([5000], (2, 1, 64), 64, None, True, False),
+        ([2600, 2113], (8, 8, 64), 64, None, False, False),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])])
@@ -73,6 +74,7 @@ def test_which_steps_it_serves() -> None:
     assert not serves_rotated(rows, batch.kv_cache, batch.meta, options)
     assert not serves_rotated(rows, batch.kv_cache, replace(meta, is_apart=False), options)  # drafts of one request
     assert not serves_rotated(rows, batch.kv_cache, replace(meta, num_decodes=0), options)  # beside a prompt
+    assert not serves_rotated(rows, batch.kv_cache, replace(meta, max_seq_len=LONGEST + 1), options)
     assert not serves_rotated(rows.float(), batch.kv_cache.float(), meta, options)
     assert not serves_rotated(rows, batch.kv_cache.to(KV_FP8), meta, options)
     assert not serves_rotated(rows, batch.kv_cache, meta, replace(options, soft_cap=30.0))
@@ -95,3 +97,8 @@ def test_layers_of_a_step_share_what_they_pass_on() -> None:
     many = replace(batch.meta, is_static=False)
     triton_ops.OPS.prepare(many, num_heads=4, num_kv_heads=2, head_dim=64, block_size=16)
     assert triton_ops.OPS.at_once(rows, one, one, None, batch.kv_cache, many, AttentionOptions(0.125)) is None
+
+
+def test_all_splits_of_a_context_run_at_once() -> None:
+    found = [most_splits(heads) for heads in (1, 2, 4, 5, 8, 16, 32, 300)]
+    assert found == [64, 64, 64, 32, 32, 16, 8, 1]
