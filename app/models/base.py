@@ -26,6 +26,9 @@ class EngineModel(Layer, ABC):
     # Whether PEFT takes inputs and outputs of its layers' experts for each other (loading/adapter_experts.py).
     swaps_expert_adapters: bool = False
 
+    # Tokens of context up to which a step of one token computes all layers at once; None: whatever their number.
+    longest_at_once: int | None = None
+
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """int [T] -> hidden states [T, C] after the last layer."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from app.kernels.attention import AttentionMetadata
 from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, WholeStep
 from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
@@ -26,6 +27,7 @@ class DecoderStep:
         self._step, self._layers, self._rotary = step, layers, rotary
         attention: Any = layers[0].self_attn
         self._attention: Attention = attention  # the first; the others keep blocks in the same group
+        self.longest = step.longest  # tokens of a context that this serves; None: any
 
     @classmethod
     def of(
@@ -51,7 +53,7 @@ class DecoderStep:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         meta = ctx.attention[self._attention.layer_index]
         is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
-        if not is_one or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
+        if not is_one or self._is_long(meta) or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
             return None
         rotation = self._rotary.of_step(ctx)
         linears = (one for layer in self._layers for one in _linears(layer))
@@ -60,6 +62,11 @@ class DecoderStep:
         token = StepToken(rotation.cos, rotation.sin, meta.slot_mapping, meta.seq_lens, meta.block_table)
         layers = [_tensors(layer, ctx.kv_caches[layer.self_attn.layer_index]) for layer in self._layers]
         return self._step.run(x, layers, token)
+
+    def _is_long(self, meta: AttentionMetadata) -> bool:
+        """True if a layer after the other is quicker. Of a static step the bound of its lengths tells nothing, and
+        whoever chose the step knew."""
+        return meta.by_layers or (not meta.is_static and self.longest is not None and meta.max_seq_len > self.longest)
 
 
 def _is_plain(layer: Any, settings: DecoderSettings) -> bool:

@@ -15,7 +15,7 @@ from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.worker.cascade_choice import CascadeChoice
 from app.worker.forward_pass import ForwardPass
 from app.worker.graphs.prompt_graphs import PromptReplays
-from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, Static, StepKey
+from app.worker.graphs.static_step import CASCADE, LONG, MOST_EMPTY, Static, StepKey
 from app.worker.heads.base import Head
 from app.worker.rows.input_batch import build_input_batch, check_rows
 from app.worker.rows.pending_step import CopyStream, PendingStep, StepClock, StepResults
@@ -125,10 +125,12 @@ class ModelRunner:
                 return key
         if most:
             return None
-        if self._cascade is not None and self._cascade.wanted(rows):
-            shared = static.key_for(len(rows), parts | {CASCADE})
-            if shared is not None:
-                return shared
+        of_layers = CASCADE if self._cascade is not None and self._cascade.wanted(rows) else None
+        if static.step.is_long(rows):
+            of_layers = LONG
+        found = None if of_layers is None else static.key_for(len(rows), parts | {of_layers})
+        if found is not None:
+            return found
         return static.key_for(len(rows), parts)
 
     def _run_static(self, step: SchedulerOutput, rows: NDArray[np.int64], static: Static, key: StepKey) -> StepResults:

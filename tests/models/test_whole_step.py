@@ -18,6 +18,8 @@ from app.kernels.whole_step.reference import whole_step
 from app.layers.context import ForwardContext
 from app.layers.shown import show
 from app.models import whole_step as at_once
+from app.worker.graphs.static_step import LONG, StaticStep, StepKey
+from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -27,6 +29,7 @@ class Counted:
     """Computes steps by the reference, of any shape."""
 
     shape: StepShape
+    longest: int | None = None
     positions: list[int] = field(default_factory=list)
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor:
@@ -34,6 +37,18 @@ class Counted:
         assert all(layer.qkv.shape[1] == self.shape.hidden for layer in layers)
         self.positions.append(int(token.seq_len) - 1)
         return whole_step(x, layers, token, self.shape)
+
+
+class Noted(StaticStep):
+    """Notes what ran."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.noted: list[StepKey] = []
+
+    def forward(self, key: StepKey) -> None:
+        super().forward(key)
+        self.noted.append(key)
 
 
 @pytest.fixture
@@ -68,6 +83,25 @@ def test_one_request_alone(made: list[Counted], monkeypatch: pytest.MonkeyPatch)
         assert generated(llm, [prompt, prompt[::-1]]) == both
 
 
+def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens either way: from static steps, of which a long row has one of its own, and from others."""
+    prompt = list(range(40, 61))
+    driver = Driver("tiny-chat", dtype="bfloat16", num_blocks=64)
+    model: Any = driver.worker._runner._forward.model  # type: ignore[union-attr]
+    model.longest_at_once = model.model.whole_step.longest = made[-1].longest = 24
+    made[-1].positions.clear()
+    ordinary = driver.run([Run(prompt, greedy(8))])[0].tokens
+    assert made[-1].positions == [21, 22, 23]
+    step = decode_statically(driver.worker, [1, 2], kind=Noted)
+    made[-1].positions.clear()
+    found = driver.run([Run(prompt, greedy(8))])[0].tokens
+    assert made[-1].positions == [21, 22, 23]
+    assert isinstance(step, Noted)
+    assert step.noted == [StepKey(1)] * 3 + [StepKey(1, frozenset({LONG}))] * 4
+    monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    assert found == ordinary == Driver("tiny-chat", dtype="bfloat16").run([Run(prompt, greedy(8))])[0].tokens
+
+
 @pytest.mark.parametrize(
     "options",
     [{"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": "batch", "num_threads": 1}],
@@ -95,7 +129,7 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
 
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
-    step: Any = SimpleNamespace(run=None)
+    step: Any = SimpleNamespace(run=None, longest=None)
     layer: Any = SimpleNamespace(self_attn=SimpleNamespace(layer_index=1))
     ones = torch.ones(1, dtype=torch.int32)
     meta = AttentionMetadata(ones, ones, ones.view(1, 1), ones.long(), 1, 1, num_decodes=1)

@@ -61,6 +61,7 @@ class AttentionMetadata:
     # Decodes may share prefixes (blocks at the same place in their tables): a backend that `shares_prefixes` reads
     # these once for all. The result is the same but for rounding.
     cascade: bool = False
+    by_layers: bool = False  # a static step's row has too long a context for all layers at once (models/whole_step.py)
     host_starts: NDArray[np.int64] | None = None  # query_start_loc on the host, where the step was made there
     host_lens: NDArray[np.int64] | None = None  # seq_lens there: at most
     plan: object | None = None  # a backend's own precomputation for the step, filled by its `prepare`

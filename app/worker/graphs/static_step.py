@@ -37,7 +37,10 @@ from app.worker.spec_decode.base import Proposal
 from app.worker.spec_decode.drafting import Drafting
 
 MOST_COMBINED = 3  # optional parts of which there is a step for each combination
+# What changes the way of the layers, not their result. Of these a step has one at most.
 CASCADE = "cascade"  # shared prefixes are read once
+LONG = "long"  # the one row's context is too long for all layers at once (models/whole_step.py)
+OF_LAYERS = frozenset({CASCADE, LONG})
 # Places without a token that a step with drafts may have. More take a GPU longer to compute than the host to launch an
 # ordinary step, which has none.
 MOST_EMPTY = 512
@@ -95,10 +98,13 @@ class StaticStep:
         self.sizes = sorted(sizes)
         self.draft_counts = sorted(draft_counts)
         self._optional = frozenset(features.parts)
+        longest = forward.model.longest_at_once
+        has_long = longest is not None and 1 in sizes and longest < state.token_ids.shape[1]
+        self._longest = longest if has_long else None
         self._sizes_of = _sizes_by_kind(
             features.parts,
             self.sizes,
-            sorted(cascade_sizes),
+            {CASCADE: sorted(cascade_sizes), LONG: [1] if has_long else []},
             {count: [size for size in self.sizes if size * (1 + count) <= most_tokens] for count in self.draft_counts},
         )
         self.inputs = StaticInputs(state.inputs, self.sizes[-1], state.device)
@@ -165,7 +171,15 @@ class StaticStep:
     def sample_key(self, key: StepKey) -> StepKey:
         """The key for `sample`, to which it is all one what the layers computed, unless it ends with a proposal."""
         proposes = self._drafting is not None and self._drafting.proposer.is_capturable
-        return key._replace(parts=key.parts - {CASCADE} if proposes else key.parts & self._sampled)
+        return key._replace(parts=key.parts - OF_LAYERS if proposes else key.parts & self._sampled)
+
+    def is_long(self, rows: NDArray[np.int64]) -> bool:
+        """True if a step of these rows, one token each, gains by LONG."""
+        return (
+            self._longest is not None
+            and len(rows) == 1
+            and bool(self._state.num_computed_tokens[rows[0]] >= self._longest)
+        )
 
     def places_each(self, key: StepKey) -> int:
         """Places for tokens that each row has."""
@@ -257,6 +271,7 @@ class StaticStep:
             is_static=True,
             is_apart=each == 1,
             cascade=CASCADE in key.parts,
+            by_layers=LONG in key.parts,
             more_tables=tuple(zip(more, tensors.more_slots, strict=True)),
             rows=tensors.rows,
         )
@@ -265,7 +280,7 @@ class StaticStep:
     def _keep_inputs(self, view: StepView, key: StepKey) -> None:
         """Copies what layers are given from where the forward pass made it to where the proposer finds it."""
         num_places = len(view.tensors.positions)
-        self._names[self.forward_key(key).parts - {CASCADE}] = list(view.layer_inputs)
+        self._names[self.forward_key(key).parts - OF_LAYERS] = list(view.layer_inputs)
         for name, tensor in view.layer_inputs.items():
             if name not in self._brought:
                 self._brought[name] = tensor.new_zeros(len(self.tensors.positions), *tensor.shape[1:])
@@ -276,7 +291,7 @@ class StaticStep:
     ) -> Proposal:
         """`ends` int64 [N]: see Proposal."""
         num_places = len(view.tensors.positions)
-        names = self._names[self.forward_key(key).parts - {CASCADE}]
+        names = self._names[self.forward_key(key).parts - OF_LAYERS]
         view.layer_inputs.update((name, self._brought[name][:num_places]) for name in names)
         kept = {layer: tensor[:num_places] for layer, tensor in self._kept.items()}
         last = kept.pop(None)
@@ -294,7 +309,7 @@ class StaticStep:
 
 
 def _sizes_by_kind(
-    optional: Sequence[str], sizes: list[int], cascade_sizes: list[int], with_drafts: Mapping[int, list[int]]
+    optional: Sequence[str], sizes: list[int], of_layers: Mapping[str, list[int]], with_drafts: Mapping[int, list[int]]
 ) -> dict[StepKey, list[int]]:
     """The combinations of parts that a step may have, the most common first: where there are many parts, none, each
     alone and all. Steps with drafts are the rule in an engine that drafts; they share no prefixes, which kernels do for
@@ -304,8 +319,7 @@ def _sizes_by_kind(
     for kind in (frozenset(chosen) for count in counts for chosen in combinations(optional, count)):
         found |= {StepKey(0, kind, drafts): own for drafts, own in reversed([*with_drafts.items()]) if own}
         found[StepKey(0, kind)] = sizes
-        if cascade_sizes:
-            found[StepKey(0, kind | {CASCADE})] = cascade_sizes
+        found |= {StepKey(0, kind | {part}): own for part, own in of_layers.items() if own}
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from app.kernels.kernel_table import HOPPER
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
 from app.kernels.whole_step.gluon_step import whole_step_kernel
-from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, tile_of
+from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
 from app.kernels.whole_step.reference import whole_step
 from tests.kernels.gluon_on_cpu import OnCpu
 
@@ -76,6 +76,11 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
 )
 def test_tile(shape: StepShape, tile: StepTile | None) -> None:
     assert tile_of(shape) == tile
+
+
+def test_context_by_heads_that_read_alike() -> None:
+    assert longest_of(LLAMA) == 8192
+    assert longest_of(QWEN) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.distributed.parallel_groups import RankGroup
 from app.worker.graphs import cuda_graphs
 from app.worker.graphs.cuda_graphs import CudaGraphs
 from app.worker.graphs.graph_setup import GraphSetup, at_start
-from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, StaticStep, StepKey
+from app.worker.graphs.static_step import CASCADE, LONG, MOST_EMPTY, StaticStep, StepKey
 from app.worker.rows.worker_feature import NO_PARTS
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.worker_driver import Driver, Run, greedy
@@ -148,6 +148,37 @@ def test_steps_that_share_prefixes_have_graphs_of_their_own(driver: Driver, monk
     assert fake.replayed == [("forward cascade", 4), ("forward", 4)]
     graphs.release()
     assert fake.free == 1 << 33
+
+
+def test_a_long_row_has_a_graph_of_its_own(directory: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is captured at a start; until it is, and where rows are several, the others serve."""
+    runner = driver.worker._runner
+    assert runner is not None
+    fake = FakeCuda(monkeypatch)
+    runner._forward.model.longest_at_once = 8
+    long = StepKey(1, frozenset({LONG}))
+    with torch.inference_mode():
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2])
+        fake.watch(step)
+        assert long in at_start(step, 3)
+        graphs = CudaGraphs(step, CPU)
+        graphs.capture([key for key in step.keys if key != long])
+        runner._static = graphs
+        judge, prompt = hf_model(directory), [5, 9, 200, 31, 7, 8]
+        expected = hf_greedy(judge, prompt, 6)
+        assert driver.run([Run(prompt, greedy(6))])[0].tokens == expected
+        assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 1)] * 5
+        graphs.capture(graphs.missing)
+        assert fake.captured[-1] == ("forward long", 1)
+    fake.replayed.clear()
+    assert driver.run([Run(prompt, greedy(6))])[0].tokens == expected
+    assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 1)] * 2 + [("forward long", 1)] * 3
+    fake.replayed.clear()
+    assert [run.tokens for run in driver.run([Run(prompt, greedy(6)), Run(prompt, greedy(6))])] == [expected] * 2
+    assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 2)] * 5
+    runner._forward.model.longest_at_once = 1 << 20  # longer than a row can be
+    with torch.inference_mode():
+        assert long not in StaticStep(runner._forward, runner._state, runner._features, [1, 2]).keys
 
 
 def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
