@@ -13,7 +13,7 @@ import torch
 from app.records.step import SchedulerOutput
 from app.worker.cascade_choice import CascadeChoice
 from app.worker.forward_pass import ForwardPass
-from app.worker.graphs.static_step import CASCADE, MOST_EMPTY, Static, StepKey
+from app.worker.graphs.static_step import CASCADE, LONG, MOST_EMPTY, Static, StepKey
 from app.worker.heads.base import Head
 from app.worker.model_runner import ModelRunner
 from app.worker.rows.row_state import RowState
@@ -24,8 +24,9 @@ class Captured:
     """Keys of so many rows, with these parts, by their places for drafts."""
 
     def __init__(self, sizes: dict[int, Iterable[int]], parts: Iterable[frozenset[str]] = (NO_PARTS,)) -> None:
+        self.is_long = False
         self.keys = [StepKey(size, part, count) for count in sizes for size in sizes[count] for part in parts]
-        self.step = SimpleNamespace(places_each=lambda key: 1 + key.drafts)
+        self.step = SimpleNamespace(places_each=lambda key: 1 + key.drafts, is_long=lambda rows: self.is_long)
 
     def key_for(self, num_rows: int, parts: frozenset[str], drafts: int = 0) -> StepKey | None:
         serving = [key for key in self.keys if key.size >= num_rows and key.drafts >= drafts and key.parts == parts]
@@ -99,6 +100,16 @@ def test_shared_prefixes_are_read_once_where_that_is_captured_and_wanted() -> No
     assert key_for(captured, [1, 1], shares=True) == StepKey(4, frozenset({CASCADE}))
     assert key_for(captured, [1, 1], shares=False) == StepKey(4)
     assert key_for(Captured({0: (4,)}), [1, 1], shares=True) == StepKey(4)
+
+
+def test_a_long_row_takes_its_own_step_if_there_is_one() -> None:
+    captured = Captured(SIZES, [NO_PARTS, frozenset({LONG})])
+    assert key_for(captured, [1]) == StepKey(1)
+    captured.is_long = True
+    assert key_for(captured, [1]) == StepKey(1, frozenset({LONG}))
+    assert key_for(captured, [4], [3]) == StepKey(1, NO_PARTS, 3)  # drafts make several tokens of it
+    captured.keys = [StepKey(1)]
+    assert key_for(captured, [1]) == StepKey(1)
 
 
 def test_rows_take_the_step_with_their_parts() -> None:
