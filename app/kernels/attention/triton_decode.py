@@ -55,12 +55,6 @@ class DecodeTile:
     num_stages: int
     # Most registers of a thread; None: the compiler decides. It spills what it would hold across the loop over keys.
     max_registers: int | None = None
-    num_listed_stages: int | None = None  # where programs share out a list of splits; None: as many
-
-    def stages(self, num_programs: int, *, is_listed: bool) -> int:
-        """Those of a launch where so many programs would have one split for each request."""
-        stages = (is_listed and self.num_listed_stages) or self.num_stages
-        return max(stages, 3) if num_programs <= _FEW_PROGRAMS else stages
 
 
 @dataclass(slots=True)
@@ -99,7 +93,7 @@ def choose_tile(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None 
     if key_bytes <= 128:
         return DecodeTile(keys=128, num_warps=4, num_stages=3)
     if key_bytes <= 256:
-        return DecodeTile(keys=64, num_warps=4, num_stages=2, num_listed_stages=3)
+        return DecodeTile(keys=64, num_warps=4, num_stages=2)
     return DecodeTile(keys=32 if key_bytes <= 512 else 16, num_warps=4, num_stages=2)
 
 
@@ -391,7 +385,7 @@ def decode(
         MERGE=shared is None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
-        num_stages=tile.stages(meta.num_decodes * num_kv_heads, is_listed=listed is not None),
+        num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
         **sizes,
         **early_launch(query.device),
         **register_limit(tile.max_registers if sizes["BG"] <= 16 else None),
