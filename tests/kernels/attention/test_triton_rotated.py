@@ -61,7 +61,9 @@ def test_against_the_plain_functions(
         out = rotated_decode(rows, cos, sin, norm, cache, meta, scratch, options)
         bound = {torch.bfloat16: 6e-3, torch.float16: 1e-3}[dtype]
         assert float((out.double() - truth.double()).norm() / truth.double().norm()) < bound
-        torch.testing.assert_close(cache, truth_cache, equal_nan=True, rtol=2.0**-7, atol=2e-3)
+        # A rotated number is the difference of two that were rounded.
+        few = {torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+        torch.testing.assert_close(cache, truth_cache, equal_nan=True, rtol=2.0**-7, atol=few)
     assert not scratch[2].any()
 
 
