@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from types import ModuleType
 from typing import Any
 
 import torch
 from triton.runtime import build, driver
-from triton.runtime.cache import triton_key
-from triton.runtime.jit import JITFunction
+from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
+from triton.runtime.jit import JITFunction, get_cache_invalidating_env_vars
 
 from app.kernels import compile_processes
 from app.platforms import platform_of
@@ -52,15 +53,15 @@ class _Kernel:
     table: dict[Any, Any]  # Triton's, of the function's kernels
     key: Any
     make: Callable[[], Any]
-    source: bytes | None = None  # for a process that compiles it onto the disk
+    source: Callable[[], bytes | None] = lambda: None  # for a process that compiles it onto the disk
 
     def load(self) -> None:
         """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
         if self.key in self.table:  # another thread was faster
             return
-        if self.source is not None and (compiler := getattr(_own, "compiler", None)) is not None:
+        if (source := self.source()) is not None and (compiler := _compiler()) is not None:
             with suppress(OSError):
-                compiler.compile(self.source)
+                compiler.compile(source)
         kernel = self.make()
         assert kernel is not None, "a hook of Triton's compiles it elsewhere"
         _ = kernel.run
@@ -94,7 +95,8 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
         _ = function.cache_key
         table = function.device_caches[_device_of(*details, **keywords)][0]
         kernel = _Kernel(
-            table, key, lambda: make(function, key, *details, **keywords), _source(function, *details, **keywords)
+            *(table, key, lambda: make(function, key, *details, **keywords)),
+            lambda: _source(function, *details, **keywords),
         )
         if (id(table), key) not in kernels:
             kernels[id(table), key] = _submitted(pool, kernel)
@@ -183,17 +185,29 @@ def _indexed(device: torch.device) -> torch.device:
 def _enter(device: torch.device, one_at_a_time: threading.Lock) -> None:
     if (runtime := platform_of(device).runtime) is not None:
         runtime.set_device(device)
-    _own.compiler = compile_processes.new_compiler()
     with one_at_a_time:  # the first reads the whole of Triton, 400 MB, for the keys of its cache
         triton_key()
 
 
+def _compiler() -> compile_processes.Compiler | None:
+    """Returns this thread's own, if there are any."""
+    if not hasattr(_own, "compiler"):
+        _own.compiler = compile_processes.new_compiler()
+    found: compile_processes.Compiler | None = _own.compiler
+    return found
+
+
 def _source(function: Any, signature: Any, device: Any, *details: Any, **_: Any) -> bytes | None:
-    """Returns what another process compiles it from, if one can."""
+    """Returns what another process compiles it from, if one can and it is not on disk."""
     if not compile_processes.are_there():
         return None
     try:
-        (constants, options, attributes), target = details[:3], function.device_caches[device][2]
+        (constants, options, attributes), (_, _, target, backend, _) = details[:3], function.device_caches[device]
+        source = function.ASTSource(function, signature, constants, attributes)
+        key = get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
+        kept = get_cache_manager(sha256(key.encode()).hexdigest())
+        if kept.get_group(f"{source.name[:150]}.json"):
+            return None
         return compile_processes.described(function, target, signature, constants, options, attributes)
     except Exception:  # of pickle's, for which there is no common one
         return None

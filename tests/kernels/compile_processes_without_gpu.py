@@ -48,6 +48,15 @@ def main() -> None:
     assert not os.path.exists(f"/proc/{number}"), "they end with the start"
 
     compile_processes.begin()
+    asked = list[bytes]()
+    ask = compile_processes.Compiler.compile
+    compile_processes.Compiler.compile = lambda self, source: (asked.append(source), ask(self, source))[1]
+    with compile_ahead(CPU):
+        double_kernel.device_caches.clear()
+        double_kernel[(1,)](torch.zeros(64), 33, BN=32)
+    assert not asked, "what is on the disk is read there"
+
+    compile_processes.begin()
     _, number = compile_processes._control
     os.kill(number, signal.SIGKILL)
     assert hits_of(64) == [False], "where none is left, threads compile"
