@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 SERVE_NAMESPACE = "serve"  # Serve's own constant, which lies behind all that it imports
 DASHBOARD = "--dashboard"
-# What Ray adds to the environment of each worker of its first job.
-RAYS_VARIABLES = {
-    "RAY_CLIENT_MODE": "0", "RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"
-}  # fmt: skip
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,7 +61,6 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
         checked = thread.submit(check_schema, document, path)
         try:
             _begin_workers_lightly()
-            _announce_workers(document)
             if not dashboard:
                 _start_dashboard_beside()
             ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
@@ -119,24 +114,6 @@ def _start_dashboard_beside() -> None:
         threading.Thread(target=start_and_stay, name="dashboard", daemon=True).start()
 
     Node.start_api_server = start_beside
-
-
-def _announce_workers(document: dict[str, Any]) -> None:
-    """Tell what the environment of workers will be as soon as it is known. Until the first of them Ray takes seconds,
-    in which Ray and Serve are imported for them. In another environment they would begin with less that is imported."""
-    from ray._private.node import Node
-
-    start = Node.start_raylet
-    options = document.get("controller_options") or {}
-    variables = (options.get("runtime_env") or {}).get("env_vars") or {}
-
-    def start_and_announce(node: Node, *arguments: Any, **options: Any) -> None:
-        start(node, *arguments, **options)
-        ((raylet,),) = [started for kind, started in node.all_processes.items() if kind == "raylet"]
-        rays = RAYS_VARIABLES | {"RAY_RAYLET_PID": str(raylet.process.pid)}
-        worker_template.announce({**os.environ, **rays, **variables})
-
-    Node.start_raylet = start_and_announce
 
 
 def _begin_workers_lightly() -> None:

@@ -1,11 +1,11 @@
 """`python -m app.cli.worker_template FOLDER`: a process that has imported what Ray's worker processes here import, and
 becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
-There are three: `host` has what routers, ingresses and replicas need but for Ray, `device` torch and what computes on
-it as well, and `serve` has Ray and Serve, too. What Ray imports depends on its variables; so that one waits until they
-are announced, or for the first process that asks, and is for those whose whole environment is the same. In the
-environment of what the others become only such variables may differ that nothing imported has read. Who is refused
-begins by itself, and so does each where no template runs.
+There are two: `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well.
+Neither has Ray: `ray.serve` draws random ids where it is imported, and copies of a process that has drawn one all draw
+the same ones from then on: those of placement groups, tasks and objects. In the environment of copies only such
+variables may differ that nothing imported has read. Who is refused begins by itself, and so does each where no template
+runs.
 
 `ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. All templates end with the process
 that started them: it holds the other end of their input.
@@ -27,12 +27,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE, SERVE
+from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE
 from app.heap import uncollected
 from app.kernels import compile_processes
 
@@ -43,7 +43,6 @@ HOST_MODULES = (
     *("yaml", "app.api.admin.app", "app.api.server.app", "app.engine.async_engine", "app.media.reader"),
 )
 DEVICE_MODULES = ("app.worker.worker",)
-SERVE_MODULES = ("ray.serve._private.controller", "ray.serve._private.replica", "app.deployments.app")
 
 _MOST_BYTES = 1 << 20
 _MOST_WAITING = 128
@@ -70,33 +69,22 @@ def running() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def announce(variables: Mapping[str, str]) -> None:
-    """Tell the template that has Ray the environment of those who will ask, before the first of them does."""
-    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
-        template.connect(os.path.join(folder, SERVE))
-        template.sendall(json.dumps({"environment": dict(variables)}).encode())
-
-
 def main(folder: Path) -> None:
     """Serve until the end of the input, or in a copy do what the copy is for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
-    listeners = {kind: _listener(folder / kind) for kind in (HOST, DEVICE, SERVE)}
+    listeners = {kind: _listener(folder / kind) for kind in (HOST, DEVICE)}
     _import(HOST_MODULES)
-    kind = DEVICE if _fork() else SERVE if _fork() else HOST
-    for other in listeners.keys() - {kind}:
-        listeners[other].close()
-    listener = listeners[kind]
+    kind = DEVICE if _fork() else HOST
+    listener = listeners.pop(kind)
+    for other in listeners.values():
+        other.close()
     if kind == DEVICE:
         _import(DEVICE_MODULES)
         compile_processes.prepare()
-    if kind == SERVE:
-        _import_serve(listener)
     gc.collect()
     gc.freeze()  # what all copies share, and none looks at again
-    if (copied := serve(listener, is_the_same if kind == SERVE else may_be_copied)) is not None:
+    if (copied := serve(listener)) is not None:
         if kind == DEVICE:
             compile_processes.begin()
         _take_on(*copied)
@@ -104,38 +92,29 @@ def main(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _import_serve(listener: socket.socket) -> None:
-    """Take the environment of the first who asks, refuse it, and import what depends on that."""
-    if (asked := _next(listener)) is None:
-        return
-    asker, question, files = asked
-    _close(asker, files)
-    _set_environment(question["environment"])
-    _import(SERVE_MODULES)
-
-
-def serve(
-    listener: socket.socket, may: Callable[[Mapping[str, str], Mapping[str, str]], bool]
-) -> tuple[dict[str, Any], Sequence[int]] | None:
+def serve(listener: socket.socket) -> tuple[dict[str, Any], Sequence[int]] | None:
     """Fork for each who asks and may be copied: in the copy the question and its files, and None at the end of the
     input."""
     while (asked := _next(listener)) is not None:
         asker, question, files = asked
-        with suppress(OSError):
-            if may(os.environ, question["environment"]) and _fork():
+        with suppress(OSError):  # of the fork: no copy
+            if may_be_copied(os.environ, question["environment"]) and _fork():
                 listener.close()
-                os.setpgid(0, 0)  # Ray ends all of a worker's group with it
-                asker.sendall(b"+")
-                asker.close()
+                _answer(asker)
                 return question, files
         _close(asker, files)
     listener.close()
     return None
 
 
-def is_the_same(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """True if no variable differs."""
-    return dict(own) == dict(others)
+def _answer(asker: socket.socket) -> None:
+    """Let this process, a copy, be the asker's in its place; it ends where the asker has gone."""
+    try:
+        os.setpgid(0, 0)  # Ray ends all of a worker's group with it
+        asker.sendall(b"+")
+        asker.close()
+    except OSError:
+        os._exit(1)
 
 
 def may_be_copied(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
@@ -214,11 +193,13 @@ def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
 
 
 def _begin_libraries() -> None:
-    """Do what libraries do once where they are imported, and copies must not share."""
+    """Do what libraries do once where they are imported, and copies must not share. Python's `random` and OpenSSL see
+    to it themselves; PyTorch begins with the same seed in every process."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
-    if (torch := sys.modules.get("torch")) is not None and "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # behind it: those of regions within
+    if (torch := sys.modules.get("torch")) is not None and threads.isdecimal() and int(threads):
+        torch.set_num_threads(int(threads))  # NumPy's own products keep as many as the template has
 
 
 if __name__ == "__main__":

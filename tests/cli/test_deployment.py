@@ -154,15 +154,15 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
 
 
-def copies_with_ray(server: int) -> set[str]:
-    """The titles of worker processes that are copies of one which has imported Ray."""
+def copies(server: int) -> set[str]:
+    """The titles of worker processes that are copies of one which has not imported Ray."""
     titles = set()
     for process in psutil.Process(server).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             title, template = " ".join(process.cmdline()).strip(), process.parent()
             if template is None or "app.cli.worker_template" not in template.cmdline():
                 continue
-            if any("_raylet" in region.path for region in template.memory_maps()):
+            if not any("_raylet" in region.path for region in template.memory_maps()):
                 titles.add(title.partition(".")[0])
     return titles
 
@@ -179,7 +179,7 @@ def test_sigterm_ends_as_quietly_as_ctrl_c(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: "open at http" in log.read_text(), "the server has started")
-        assert {"ray::ServeController", "ray::ServeReplica:manta:Router"} <= copies_with_ray(server.pid)
+        assert {"ray::ServeController", "ray::ServeReplica:manta:Router"} <= copies(server.pid)
         server.send_signal(signal.SIGTERM)
         assert server.wait(patience_s()) == 0
     finally:

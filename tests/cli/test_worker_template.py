@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.cli.ray_worker import become
-from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, announce, may_be_copied
+from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, may_be_copied
 from app.engine.executor.ray_workers import HAS_TORCH
 from tests.limits import patience_s, wait_until
 from tests.test_architecture import ROOT
@@ -25,7 +25,6 @@ import sys
 from pathlib import Path
 from app.cli import worker_template as template
 template.HOST_MODULES, template.DEVICE_MODULES = ("fractions", "no_such_module"), ("wave",)
-template.SERVE_MODULES = ("colorsys",)
 template.main(Path(sys.argv[1]))
 """
 # In the place of Ray's: what it finds itself to be.
@@ -110,40 +109,13 @@ def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Pa
     assert copy["environment"] == judge["environment"]
     assert "fractions" in copy["modules"]
     assert "fractions" not in judge["modules"]
-    assert not {"wave", "colorsys"} & set(copy["modules"])
+    assert "wave" not in copy["modules"]
 
 
 def test_a_worker_that_computes_has_more(tmp_path: Path, folder: Path) -> None:
     copy, _ = began(tmp_path, folder, **HAS_TORCH, OMP_NUM_THREADS="3")
     assert {"fractions", "wave"} <= set(copy["modules"])
     assert copy["environment"]["OMP_NUM_THREADS"] == "3"
-
-
-def test_serves_own_are_those_of_one_environment(tmp_path: Path, folder: Path) -> None:
-    first, _ = began(tmp_path, folder)
-    assert "colorsys" not in first["modules"], "Ray is not imported before its variables are known"
-    second, asker = began(tmp_path, folder)
-    assert {"fractions", "colorsys"} <= set(second["modules"])
-    assert second["pid"] != asker
-    assert second["environment"] == first["environment"]
-    other, _ = began(tmp_path, folder, RAY_NODE="8")
-    assert "colorsys" not in other["modules"]
-    assert "fractions" in other["modules"], "what does not depend on Ray's variables is there all the same"
-
-
-def test_they_may_be_announced(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = began(tmp_path, tmp_path / "none")
-    monkeypatch.setenv(become.FOLDER_VARIABLE, str(folder))
-    announce({**plain["environment"], become.FOLDER_VARIABLE: str(folder)})
-    first, _ = began(tmp_path, folder)
-    assert "colorsys" in first["modules"]
-
-
-def test_nobody_hears_an_announcement_where_no_template_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(become.FOLDER_VARIABLE, str(tmp_path / "none"))
-    announce({})
-    monkeypatch.delenv(become.FOLDER_VARIABLE)
-    announce({})
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:
@@ -179,7 +151,7 @@ def printed(code: str) -> list[str]:
 
 
 def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
-    assert set(HAS_TORCH.values()) < become.KINDS.keys()
+    assert set(HAS_TORCH.values()) == {become.DEVICE}
     begin = "import sys; from app.cli import worker_template as template"
     host = printed(f"{begin}; template._import({HOST_MODULES}); print(*sys.modules)")
     assert {name for name in HOST_MODULES if name.startswith("app.")} <= set(host)
@@ -189,3 +161,49 @@ def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
     assert device[0] == "False"
     assert set(DEVICE_MODULES) <= set(device)
     assert "ray" not in device
+
+
+def test_copies_draw_random_numbers_and_ids_of_their_own() -> None:
+    """Copies of what had imported `ray.serve` drew the same ids: objects and placement groups were mixed up."""
+    code = """
+import os
+from app.cli import worker_template as template
+for name in [name for name in vars(template) if name.endswith("_MODULES")]:
+    template._import(getattr(template, name))
+for _ in range(2):
+    if template._fork():
+        template._begin_libraries()
+        import random, uuid
+        import numpy
+        import ray, ray.serve
+        print(random.random(), uuid.uuid4(), numpy.random.rand(), ray.ObjectRef.from_random().hex(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    words = printed(code)
+    assert len(words) == len(set(words)) == 8
+
+
+def test_a_copy_whose_asker_has_gone_ends() -> None:
+    code = (
+        "import socket; from app.cli.worker_template import _answer; a, b = socket.socketpair(); b.close(); _answer(a)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('on')"], env=ENVIRONMENT, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
+@pytest.mark.parametrize(("value", "threads"), [("3", "3"), ("2,4", "2"), ("many", "5"), ("0", "5"), ("", "5")])
+def test_threads_are_those_that_openmp_would_have(value: str, threads: str) -> None:
+    code = f"""
+import os, sys, types
+from app.cli import worker_template as template
+sys.modules["torch"] = torch = types.ModuleType("torch")
+set_to = [5]
+torch.set_num_threads = set_to.append
+os.environ["OMP_NUM_THREADS"] = {value!r}
+template._begin_libraries()
+print(set_to[-1])
+"""
+    assert printed(code) == [threads]
