@@ -35,8 +35,11 @@ class InProcessExecutor(Executor):
         """Build the worker; ConfigError and CheckpointError come through unchanged."""
         assert self._worker is None, "started twice"
         compile_processes.begin()
-        worker = Worker(self._config)
-        info = worker.start()
+        try:
+            worker = Worker(self._config)
+            info = worker.start()
+        finally:
+            compile_processes.end()  # of a start that failed, too
         self._worker = worker
         return info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from app.config.engine import EngineConfig
 from app.engine.executor import create_executor
 from app.engine.executor.in_process import InProcessExecutor
 from app.errors import CheckpointError, EngineDeadError
+from app.kernels import compile_processes
 from app.records.request import EngineRequest
 from app.records.step import NewRequest, SchedulerOutput
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
@@ -65,3 +67,13 @@ def test_a_failed_step_is_the_end() -> None:
 def test_start_errors_come_through() -> None:
     with pytest.raises(CheckpointError, match="no such path"):
         create_executor(config("/nowhere/at/all")).start()
+
+
+def test_a_start_that_fails_leaves_no_process_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+    for name in ("begin", "end"):
+        monkeypatch.setattr(compile_processes, name, partial(calls.append, name))
+    with pytest.raises(CheckpointError):
+        create_executor(config("/nowhere/at/all")).start()
+    assert calls[0] == "begin"
+    assert calls[-1] == "end"
