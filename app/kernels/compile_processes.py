@@ -32,14 +32,15 @@ def prepare() -> None:
 
 
 def begin() -> None:
-    """Fork the process that the others are forked of. Where this one has further threads or no GPU, none is."""
+    """Fork the process that the others are forked of. Where this one has further threads, no GPU or one in use already,
+    none is."""
     global _control
-    if _control is not None or threading.active_count() > 1 or not _has_gpu():
+    if _control is not None or threading.active_count() > 1 or not _has_gpu() or _is_in_use():
         return
     ours, theirs = socket.socketpair()
     if (number := os.fork()) == 0:
         try:
-            ours.close()
+            _let_go_of_files(theirs.fileno())
             _fork_compilers(theirs)
         finally:
             os._exit(0)
@@ -103,6 +104,12 @@ def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def _is_in_use() -> bool:
+    import torch  # not before a process is to have a device
+
+    return torch.cuda.is_initialized()
+
+
 class _Named:
     """A function of Triton's by its name."""
 
@@ -115,6 +122,15 @@ class _Named:
         """That function."""
         found = getattr(importlib.import_module(self.module), self.name, None)
         return getattr(found, "function", found)
+
+
+def _let_go_of_files(but: int) -> None:
+    """Hold no file of the forking process', so that a socket or a lock that it closes is free. Their numbers stay taken,
+    as objects of Python know them still."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (but, nothing):
+            os.dup2(nothing, number)
 
 
 def _fork_compilers(control: socket.socket) -> None:

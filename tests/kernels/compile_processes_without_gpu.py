@@ -34,14 +34,26 @@ def hits_of(size: int) -> list[bool]:
     return hits
 
 
+def let_go_of(read: int, write: int) -> None:
+    """No forked process keeps a pipe of this one open: raises BlockingIOError where one does."""
+    os.close(write)
+    compiler = compile_processes.new_compiler()
+    assert compiler is not None
+    compiler.compile(b"no kernel")
+    os.set_blocking(read, False)
+    assert not os.read(read, 1), "the pipe's end"
+
+
 def main() -> None:
     """All in one, as kernels of one process know of each other."""
     triton.runtime.driver.set_active(Driver())
     assert hits_of(16) == [False], "nobody compiled it before"
 
     compile_processes._has_gpu = lambda: True
+    read, write = os.pipe()
     compile_processes.begin()
     assert compile_processes._control is not None
+    let_go_of(read, write)
     _, number = compile_processes._control
     assert hits_of(32) == [True], "a process has"
     assert compile_processes._control is None

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from app.kernels import compile_processes
 from app.kernels.compile_processes import begin, described, new_compiler
@@ -25,10 +26,11 @@ def test_a_start_takes_kernels_from_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
-@pytest.mark.parametrize(("has_gpu", "threads"), [(False, 1), (True, 2)])
-def test_none_is_forked_without_a_gpu_or_beside_threads(
-    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, threads: int
+@pytest.mark.parametrize(("has_gpu", "threads", "in_use"), [(False, 1, False), (True, 2, False), (True, 1, True)])
+def test_none_is_forked_without_a_gpu_beside_threads_or_with_a_gpu_in_use(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, threads: int, in_use: bool
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
     monkeypatch.setattr(compile_processes, "_has_gpu", lambda: has_gpu)
     monkeypatch.setattr(threading, "active_count", lambda: threads)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
