@@ -68,9 +68,10 @@ class _Kernel:
 
 
 @contextmanager
-def compile_ahead(device: torch.device) -> Iterator[Ahead]:
+def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
     """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
     uninitialised. A pool of threads compiles their kernels for `device` and loads them; the block's end waits for it.
+    Each of `ranks` does so, and they share the host's cores.
 
     Raises what the block raises, and an interrupt while its end waits, without those kernels that no thread had begun;
     one that cannot be compiled or loaded
@@ -102,7 +103,7 @@ def compile_ahead(device: torch.device) -> Iterator[Ahead]:
             kernels[id(table), key] = _submitted(pool, kernel)
         return kernel  # not in Triton's table: other threads read it
 
-    with _one_at_a_time, _threads(device) as pool:
+    with _one_at_a_time, _threads(device, ranks) as pool:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
         try:
             yield ahead
@@ -140,10 +141,9 @@ def _alike(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
 
 
 @contextmanager
-def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+def _threads(device: torch.device, ranks: int) -> Iterator[ThreadPoolExecutor]:
     """Those that compile."""
-    most = MOST_PROCESSES if compile_processes.are_there() else MOST_THREADS
-    threads, switch = min(most, len(os.sched_getaffinity(0))), sys.getswitchinterval()
+    threads, switch = _count(ranks), sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
         with (
@@ -153,6 +153,13 @@ def _threads(device: torch.device) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         sys.setswitchinterval(switch)
+
+
+def _count(ranks: int) -> int:
+    """Threads of one of `ranks`: a process for each takes some 200 MB, so of several ranks none has more than it would
+    have without processes."""
+    most = MOST_PROCESSES if ranks == 1 and compile_processes.are_there() else MOST_THREADS
+    return max(1, min(most, len(os.sched_getaffinity(0)) // ranks))
 
 
 @contextmanager

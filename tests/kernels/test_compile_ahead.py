@@ -20,7 +20,7 @@ from triton.runtime import build
 from triton.runtime.jit import JITFunction
 
 from app.kernels import compile_ahead
-from app.kernels.compile_ahead import _is_loaded, _Kernel, _modules_of_their_own, _submitted, _threads
+from app.kernels.compile_ahead import _count, _is_loaded, _Kernel, _modules_of_their_own, _submitted, _threads
 from tests.limits import patience_s
 from tests.test_architecture import ROOT
 
@@ -52,7 +52,7 @@ def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.Monkey
     runtime = Runtime()
     monkeypatch.setattr("app.kernels.compile_ahead.platform_of", lambda _: SimpleNamespace(runtime=runtime))
     for name in ("cuda", "cuda:0"):
-        with _threads(torch.device(name)) as pool:
+        with _threads(torch.device(name), 1) as pool:
             assert _is_loaded(_submitted(pool, kernel_that(lambda: SimpleNamespace(run=None))))
     assert {device.index for device in runtime.entered} == {1, 0}
 
@@ -99,7 +99,7 @@ def test_without_threads_kernels_are_only_not_loaded(monkeypatch: pytest.MonkeyP
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with _threads(torch.device("cpu")) as pool:
+    with _threads(torch.device("cpu"), 1) as pool:
         monkeypatch.setattr(threading.Thread, "start", refuse)
         loaded = [_submitted(pool, kernel_that(lambda: SimpleNamespace(run=None))) for _ in range(3)]
         monkeypatch.undo()
@@ -140,3 +140,15 @@ def test_a_module_keeps_its_launcher_while_others_are_loaded(tmp_path: Path) -> 
     with _modules_of_their_own():
         loaded = [load(path) for path in (*paths, paths[0])]
     assert [module.launch() for module in loaded] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "ranks", "threads"),
+    [(True, 64, 1, 16), (False, 64, 1, 8), (True, 64, 2, 8), (True, 128, 8, 8), (True, 16, 8, 2), (True, 2, 4, 1)],
+)
+def test_ranks_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, processes: bool, cores: int, ranks: int, threads: int
+) -> None:
+    monkeypatch.setattr(compile_ahead.compile_processes, "are_there", lambda: processes)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    assert _count(ranks) == threads

@@ -59,7 +59,7 @@ class WarmUp:
 
         began = time.monotonic()
         try:
-            with compile_ahead(self.device) as ahead:
+            with compile_ahead(self.device, self.config.world_size) as ahead:
                 self.launch(static, prompts)
             logger.info("kernels: %d loaded, %d failed, %.1f s", ahead.compiled, ahead.failed, time.monotonic() - began)
             platform.runtime.synchronize(self.device)

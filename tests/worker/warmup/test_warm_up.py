@@ -143,7 +143,7 @@ def test_one_rank_alone_goes_on_after_a_failure(ranks: int, monkeypatch: pytest.
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(WarmUp, "launch", fail)
-    monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda _: nullcontext())
+    monkeypatch.setattr("app.kernels.compile_ahead.compile_ahead", lambda *_: nullcontext())
     config = EngineConfig(model="m", tensor_parallel_size=ranks, executor="local_processes")
     plan = generation_plan(config, 64, on_gpu=True, compiles=True)
     warm_up = WarmUp(config, plan, cast("ForwardPass", None), torch.device("cuda"), WorkerFeatures([]))
