@@ -125,8 +125,8 @@ class _Named:
 
 
 def _let_go_of_files(but: int) -> None:
-    """Hold no file of the forking process', so that a socket or a lock that it closes is free. Their numbers stay taken,
-    as objects of Python know them still."""
+    """Hold no file of the forking process', so that a socket or a lock that it closes is free. Their numbers stay
+    taken, as objects of Python know them still."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2 and number not in (but, nothing):
