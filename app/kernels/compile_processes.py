@@ -107,7 +107,7 @@ def _has_gpu() -> bool:
 def _is_in_use() -> bool:
     import torch  # not before a process is to have a device
 
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 class _Named:
