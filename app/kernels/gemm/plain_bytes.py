@@ -16,8 +16,9 @@ import torch
 from app.kernels.gemm import PackedWeight, pack_weight
 from app.kernels.gemm.fp8 import Fp8Weight, rounded_rows
 from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight, rounded_groups
-from app.kernels.gemm.group import GroupWeight
+from app.kernels.gemm.group import GroupWeight, of_inputs
 from app.kernels.gemm.stored import bits_of
+from app.kernels.gemm.tiled import TiledWeight, parts
 
 Rounded = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] -> what is left of it once it was quantized
 
@@ -56,5 +57,13 @@ def _plain(
     dtype: torch.dtype,
     rounded: Rounded | None = None,
 ) -> PackedWeight | None:
-    packed = pack_weight(weight.dequantize().to(dtype))
+    packed = pack_weight(_numbers(weight, dtype))
     return packed if packed is None or rounded is None else RoundedInputs(packed, rounded)
+
+
+def _numbers(weight: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in `dtype`, some rows at a time: all of it in fp32 would be twice as large."""
+    made = torch.empty(weight.shape, dtype=dtype)
+    for start, stop in parts(weight.stored):
+        made[start:stop] = weight.stored.dequantize(start, stop)
+    return of_inputs(made, weight.order if isinstance(weight, GroupWeight) else None)

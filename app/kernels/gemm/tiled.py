@@ -8,7 +8,7 @@ numbers for a plain product, so that no whole copy of them is made (but for plai
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,14 +46,20 @@ def linear(
     x: torch.Tensor, stored: StoredTiles, bias: torch.Tensor | None, dequantize: Dequantize = dequantized
 ) -> torch.Tensor:
     """x [T, K] -> x W^T + bias, [T, N], in the dtype of x, by plain products."""
-    columns, size = stored.shape
-    rows = _ROWS.get(x.device.type, _GPU_ROWS)
-    step = max(1, round(_ELEMENTS.get(x.device.type, _MOST_ELEMENTS) / (size * rows))) * rows
-    out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
-    for start in range(0, columns, step):
-        stop = min(columns, start + step)
+    out = torch.empty(len(x), len(stored.words), dtype=x.dtype, device=x.device)
+    for start, stop in parts(stored):
         torch.mm(x, dequantize(stored, start, stop, x.dtype).t(), out=out[:, start:stop])
     return out if bias is None else out.add_(bias)
+
+
+def parts(stored: StoredTiles) -> Iterator[tuple[int, int]]:
+    """First row and row behind the last of what is made into numbers at a time."""
+    columns, size = stored.shape
+    device = stored.words.device.type
+    rows = _ROWS.get(device, _GPU_ROWS)
+    step = max(1, round(_ELEMENTS.get(device, _MOST_ELEMENTS) / (size * rows))) * rows
+    for start in range(0, columns, step):
+        yield start, min(columns, start + step)
 
 
 class TiledWeight(PackedWeight):

@@ -11,6 +11,7 @@ from app.kernels.gemm.fp8 import Fp8Weight, quantize_rows
 from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight, quantize_groups
 from app.kernels.gemm.onednn import OneDNNWeight
 from app.kernels.gemm.plain_bytes import RoundedInputs
+from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.tiled import fastest
 from tests.kernels.gemm.tiled_weights import blocks_of_fp8, grouped
 
@@ -51,6 +52,25 @@ def test_fp8_with_rounded_inputs(input_scale: float | None, most: float | None) 
         cut = x if most is None else x.clamp(-most, most)
         numbers, scales = quantize_rows(cut, given)
         expect_product(packed.linear(x, bias), numbers.float() * scales, codes.float() * scale, bias)
+
+
+@needs_bf16
+def test_few_numbers_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, dequantize = list[int](), StoredTiles.dequantize
+
+    def noted(stored: StoredTiles, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        numbers = dequantize(stored, start, stop)
+        made.append(numbers.numel())
+        return numbers
+
+    torch.manual_seed(0)
+    codes, scale = quantize_rows(torch.randn(2048, 1040))
+    monkeypatch.setattr(StoredTiles, "dequantize", noted)
+    packed, bias = fastest(Fp8OnlyWeight.of(codes, scale, (1, 1040)), BF16), torch.randn(2048).to(BF16)
+    assert sum(made) == codes.numel()
+    assert max(made) <= 1 << 20
+    x = torch.randn(3, 1040).to(BF16)
+    expect_product(packed.linear(x, bias), x, codes.float() * scale, bias)
 
 
 @needs_bf16
