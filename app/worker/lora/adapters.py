@@ -194,6 +194,10 @@ class Adapters(WorkerFeature):
         self._token_slots, self._is_static = view.of_tokens("adapter_slot"), view.host is None
         self._step.rows, self._step.slots = self._pool.sorted(self._ops, self._token_slots), self._token_slots
 
+    def reads_all(self, rows: NDArray[np.int64]) -> bool:
+        """False: of the hidden states it reads none."""
+        return False
+
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """The layers are done; a proposer's own have no adapters."""
         self._step.rows = self._step.slots = None

@@ -129,6 +129,10 @@ class Alignment(WorkerFeature):
             places = np.arange(begin, end, dtype=np.int64) - first + start
             yield _Chunk(index, number, places, end == row.num_tokens)
 
+    def reads_all(self, rows: NDArray[np.int64]) -> bool:
+        """False: it reads queries, and none of the hidden states."""
+        return False
+
     def hidden(self, view: StepView, hidden: HiddenStates) -> None:
         """Takes the queries, and aligns the prompts that end."""
         if not self._chunks:

@@ -74,8 +74,9 @@ class WorkerFeature:
         return False
 
     def reads_all(self, rows: NDArray[np.int64]) -> bool:
-        """True if, of a step of these rows [R], `hidden` reads the states of other tokens than each row's last."""
-        return False
+        """True if, of a step of these rows [R], `hidden` reads the states of other tokens than each row's last: so it
+        is of all that override `hidden` and do not say otherwise. Nobody else is asked."""
+        return True
 
     def inputs(self, view: StepView) -> None:
         """Put tensors [T, ...] that layers read into `view.layer_inputs`, made on the device of what the view holds:
@@ -133,7 +134,6 @@ class WorkerFeatures:
         self._all = tuple(features)
         self._before, self._leave, self._enter = map(self._overriding, ("before", "leave", "enter"))
         self._ordinary = self._overriding("is_ordinary")
-        self._reads_all = self._overriding("reads_all")
         self._inputs, self._hidden, self._logits = map(self._overriding, ("inputs", "hidden", "logits"))
         self._after, self._report = map(self._overriding, ("after", "report"))
         self.standing_in = self._overriding("stand_in")
@@ -236,7 +236,9 @@ class WorkerFeatures:
 
     def read_all(self, rows: NDArray[np.int64]) -> bool:
         """True if a feature reads hidden states of all tokens of a step of these rows [R]."""
-        return any(feature.reads_all(rows) for feature in self._reads_all)
+        return any(
+            feature.reads_all(rows) and (not feature.part or feature.takes_part(rows)) for feature in self._hidden
+        )
 
     def inputs(self, view: StepView, parts: frozenset[str]) -> None:
         """Adds what the features bring to the layers of a step with these parts."""

@@ -51,3 +51,30 @@ def test_optional_parts_follow_the_rows() -> None:
     for rows in (np.array([0, 0]), np.array([0, 3])):
         features.inputs(view, features.parts_of(rows))
     assert CALLS == [("a", "inputs"), ("a", "inputs"), ("b", "inputs")]
+
+
+class Reads(Noted):
+    def hidden(self, view: Any, hidden: Any) -> None:
+        CALLS.append((self.name, "hidden"))
+
+
+class ReadsForSome(Reads, Optional):
+    """It has its part in steps with such rows alone."""
+
+
+class ReadsEnds(Reads):
+    def reads_all(self, rows: Any) -> bool:
+        return False
+
+
+def test_who_takes_hidden_states_reads_those_of_all_tokens_unless_it_says_otherwise() -> None:
+    """A feature that knows nothing of `reads_all` indexes them by tokens."""
+    none, some = np.array([0, 0]), np.array([0, 3])
+    for feature, expected in (
+        (Reads("a"), (True, True)),
+        (ReadsForSome("b"), (False, True)),
+        (ReadsEnds("c"), (False, False)),
+        (WithInputs("d"), (False, False)),
+    ):
+        features = WorkerFeatures([feature])
+        assert (features.read_all(none), features.read_all(some)) == expected, feature.name
