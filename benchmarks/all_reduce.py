@@ -20,7 +20,7 @@ import torch
 
 from app.distributed.parallel_groups import RankGroup
 from app.distributed.process_groups import RankStore, connect_store, join_groups
-from app.distributed.symmetric_all_reduce import SymmetricAllReduce
+from app.distributed.symmetric_all_reduce import SymmetricAllReduce, empty_buffer
 from app.engine.executor.worker_group_executor import LOCAL_HOST
 
 SIZES = [1 << power for power in range(10, 25)]  # bytes, 1 KiB to 16 MiB
@@ -34,7 +34,7 @@ def candidates(group: RankGroup, device: torch.device) -> dict[str, Callable[[to
     if device.type == "cuda":
         for name, limits in {"one_shot": (ALWAYS, ALWAYS), "two_shot": (NEVER, ALWAYS)}.items():
             try:
-                found[name] = SymmetricAllReduce(group, torch.bfloat16, device, limits)
+                found[name] = SymmetricAllReduce(group, empty_buffer(torch.bfloat16, device, limits), limits)
             except Exception as error:
                 print(f"rank {group.rank}: {name}: {type(error).__name__}: {error}", flush=True)
     return found

@@ -10,16 +10,19 @@ Multicast stays off.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from app.distributed.parallel_groups import ParallelGroups, RankGroup
-from app.distributed.rank_boxes import make_boxes
+from app.distributed.rank_boxes import empty_boxes, make_boxes
 from app.platforms import platform_of
 
 logger = logging.getLogger("manta.distributed")
 
+Made = TypeVar("Made")
 Limits = tuple[int, int]  # largest message for one shot, largest for two shots, in bytes
 
 # Ranks -> limits, from `python -m benchmarks.all_reduce` on the machines we run on. A number of ranks that is missing
@@ -40,19 +43,27 @@ def shots(num_bytes: int, num_ranks: int, limits: Limits) -> int:
     return 2 if num_bytes <= limits[1] else 0
 
 
+def empty_buffer(dtype: torch.dtype, device: torch.device, limits: Limits) -> torch.Tensor:
+    """This rank's own memory, which nobody else sees yet. RuntimeError (torch's) where there is none."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    return symmetric_memory.empty(max(limits) // dtype.itemsize, dtype=dtype, device=device)
+
+
 class SymmetricAllReduce:
     """One group's buffer. Call it with a contiguous tensor on the device; the answer is the tensor, `lent` the buffer's
     part of its shape; or None."""
 
-    def __init__(self, group: RankGroup, dtype: torch.dtype, device: torch.device, limits: Limits) -> None:
-        """Collective over the group. RuntimeError (torch's) where the memory cannot be shared."""
+    def __init__(self, group: RankGroup, buffer: torch.Tensor, limits: Limits) -> None:
+        """`buffer`: this rank's `empty_buffer`. Collective over the group. RuntimeError (torch's) where the memory
+        cannot be shared."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
         assert group.handle is not None
         self._group_name = group.handle.group_name
         self._num_ranks = group.size
         self._limits = limits
-        self._buffer = symmetric_memory.empty(max(limits) // dtype.itemsize, dtype=dtype, device=device)
+        self._buffer = buffer
         symmetric_memory.rendezvous(self._buffer, self._group_name)
         self._part = self._flat = self._buffer[:0]  # of the last message's shape: a step's messages are mostly alike
 
@@ -81,21 +92,38 @@ def with_small_all_reduce(
     does not.
     """
     reason = _refusal(groups, choice, device, one_node)
-    boxes = None
     if reason is None:
-        try:
-            limits = MEASURED.get(groups.tp.size, ASKED_FOR)
-            small = SymmetricAllReduce(groups.tp, dtype, device, limits)
-            boxes = make_boxes(groups.tp, device) if _is_fused(groups.tp.size, choice, dtype) else None
-            ready = True
-        except (RuntimeError, ImportError, AttributeError) as error:
-            reason, ready = f"symmetric memory is not to be had: {error}", False
-            logger.warning("%s", reason)
-        if groups.tp.agree(ready, device):
-            note = "all-reduce: symmetric memory, NCCL" if boxes is None else FUSED_NOTE
-            return replace(groups, tp=replace(groups.tp, small_all_reduce=small, boxes=boxes)), note
-        reason = reason or "another rank has no symmetric memory"
+        tp, limits = groups.tp, MEASURED.get(groups.tp.size, ASKED_FOR)
+
+        def own() -> tuple[torch.Tensor, torch.Tensor | None]:
+            buffer = empty_buffer(dtype, device, limits)
+            return buffer, empty_boxes(tp, device) if _is_fused(tp.size, choice, dtype) else None
+
+        # In a rendezvous a rank waits for the others as long as they live. So nobody begins one alone.
+        memory, reason = _of_all(tp, device, own)
+        if memory is not None:
+            buffer, words = memory
+            made, reason = _of_all(
+                tp,
+                device,
+                lambda: (SymmetricAllReduce(tp, buffer, limits), None if words is None else make_boxes(tp, words)),
+            )
+            if made is not None:
+                note = "all-reduce: symmetric memory, NCCL" if made[1] is None else FUSED_NOTE
+                return replace(groups, tp=replace(tp, small_all_reduce=made[0], boxes=made[1])), note
     return groups, f"all-reduce: {platform_of(device).collectives_label} ({reason})"
+
+
+def _of_all(group: RankGroup, device: torch.device, make: Callable[[], Made]) -> tuple[Made | None, str]:
+    """Calls `make` and returns what it made if every rank of the group made its own, else None and why. Collective."""
+    made: Made | None = None
+    reason = "another rank has no symmetric memory"
+    try:
+        made = make()
+    except (RuntimeError, ImportError, AttributeError) as error:
+        reason = f"symmetric memory is not to be had: {error}"
+        logger.warning("%s", reason)
+    return (made if group.agree(made is not None, device) else None), reason
 
 
 def _is_fused(num_ranks: int, choice: str, dtype: torch.dtype) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from app.distributed.parallel_groups import RankGroup
 from app.distributed.process_groups import connect_store, join_groups
-from app.distributed.rank_boxes import make_boxes
+from app.distributed.rank_boxes import empty_boxes, make_boxes
 from app.kernels.fused.reference import add_rms_norm
 from benchmarks.all_reduce import run_ranks
 
@@ -41,7 +41,7 @@ def sum_up(rank: int, ranks: int, device_type: str, address: tuple[str, int], re
     device = torch.device(device_type, 0 if is_shared else rank)
     torch.cuda.set_device(device)
     group = join_groups(connect_store(address, ranks), rank, ranks, 1, device, address[0]).tp
-    boxes = make_boxes(group, device, 16 * COLUMNS)
+    boxes = make_boxes(group, empty_boxes(group, device, 16 * COLUMNS))
     assert group.agree(True, device)
     own, same = torch.Generator(device).manual_seed(rank), torch.Generator(device).manual_seed(99)
     wrong = 0

@@ -56,29 +56,59 @@ def test_who_may_leave_nccl(size: int, choice: str, one_node: bool, reason: str 
 def test_boxes_are_made_where_they_are_of_use(
     monkeypatch: pytest.MonkeyPatch, choice: str, ranks: int, dtype: torch.dtype, wanted: bool
 ) -> None:
-    made: list[bool] = []
+    votes: list[bool] = []
 
     def agree(group: RankGroup, is_ready: bool, device: torch.device) -> bool:
-        made.append(is_ready)
+        votes.append(is_ready)
         return is_ready
 
     place = "app.distributed.symmetric_all_reduce"
+    monkeypatch.setattr(f"{place}.empty_buffer", lambda *asked: "memory")
+    monkeypatch.setattr(f"{place}.empty_boxes", lambda *asked: "memory")
     monkeypatch.setattr(f"{place}.SymmetricAllReduce", lambda *asked: "small")
-    monkeypatch.setattr(f"{place}.make_boxes", lambda group, device: "boxes")
+    monkeypatch.setattr(f"{place}.make_boxes", lambda *asked: "boxes")
     monkeypatch.setattr(RankGroup, "agree", agree)
     groups = ParallelGroups(tp=RankGroup(0, ranks, object()))  # type: ignore[arg-type]
     found, note = with_small_all_reduce(groups, choice, dtype, torch.device("cuda"), True)
-    assert made == [True]
+    assert votes == [True, True]
     assert found.tp.small_all_reduce == "small"
     assert (found.tp.boxes, "one kernel" in note) == (("boxes", True) if wanted else (None, False))
 
-    def fails(group: RankGroup, device: torch.device) -> RankBoxes:
+    def fails(*asked: object) -> RankBoxes:
         raise RuntimeError("no peer access")
 
     monkeypatch.setattr(f"{place}.make_boxes", fails)
     found, note = with_small_all_reduce(groups, choice, dtype, torch.device("cuda"), True)
-    assert made == [True, not wanted]
+    assert votes[2:] == [True, not wanted]
     assert not wanted or (found is groups and "no peer access" in note)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_no_rank_waits_for_others_that_have_no_memory(monkeypatch: pytest.MonkeyPatch, is_own: bool) -> None:
+    """They would not come to the rendezvous, which has no end: ranks agree before it, and take NCCL."""
+
+    def fails(*asked: object) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    def meet(*asked: object) -> None:
+        raise AssertionError("a rendezvous, though a rank has nothing to bring")
+
+    votes: list[bool] = []
+
+    def agree(group: RankGroup, is_ready: bool, device: torch.device) -> bool:
+        votes.append(is_ready)
+        return False
+
+    place = "app.distributed.symmetric_all_reduce"
+    monkeypatch.setattr(f"{place}.empty_buffer", lambda *asked: "memory")
+    monkeypatch.setattr(f"{place}.empty_boxes", fails if is_own else lambda *asked: "memory")
+    monkeypatch.setattr(f"{place}.SymmetricAllReduce", meet)
+    monkeypatch.setattr(RankGroup, "agree", agree)
+    groups = ParallelGroups(tp=RankGroup(0, 2, object()))  # type: ignore[arg-type]
+    found, note = with_small_all_reduce(groups, "auto", torch.bfloat16, torch.device("cuda"), True)
+    assert found is groups
+    assert votes == [not is_own]
+    assert ("out of memory" if is_own else "another rank") in note
 
 
 class OfTwo(SymmetricAllReduce):
