@@ -15,8 +15,8 @@ from app.platforms import platform_of
 
 _INTERPRETED_SMS = 2
 
-# Keywords of a launch whose every product is rounded. Else the compiler leaves one of a sum's two products unrounded
-# (a fused multiply-add), and which one depends on the kernel's constants, such as how many heads this rank holds.
+# Keywords of a launch whose products are rounded, but where the kernel says `tl.fma`. Else the compiler leaves one of a
+# sum's two products unrounded, and which one depends on the kernel's constants, such as how many heads this rank holds.
 ROUNDS_PRODUCTS = {"enable_fp_fusion": False}
 
 

@@ -48,6 +48,8 @@ def over_context(
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         b_values = w_smem.index(stage).reshape([TOKENS, 2, D // 2]).load(L3).to(gl.float32)
+        # A slot past the end may hold NaN of a former owner, which a weight of 0 does not hide.
+        b_values = gl.where(gl.expand_dims(gl.expand_dims(m_n, 1), 2), b_values, 0.0)
         b_acc = b_acc * kept + gl.expand_dims(gl.expand_dims(b_p, 1), 2) * b_values
         mbarrier.arrive(free.index(stage), count=1)
         i += 1

@@ -145,6 +145,19 @@ def test_no_slot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(layers[0].cache, before)
 
 
+def test_what_a_former_owner_left_is_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that computed NaN may have had the block: two tokens come at once, of which one is not written yet."""
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    shape, position = SMALL, 21
+    step, layers = PersistentStep(shape, StepTile(4, 3, 2), CPU, 8), layers_of(shape, 1)
+    token, x = token_at(position, shape), torch.ones(1, shape.hidden, dtype=torch.bfloat16)
+    layers[0].cache[token.blocks[0, position // BLOCK], :, :, position % BLOCK :] = float("nan")
+    exact = [replace(layers[0], cache=layers[0].cache.clone())]
+    found = step.run(x.clone(), layers, token)
+    assert found is not None
+    assert_near(found, whole_step(x, exact, token, shape))
+
+
 def test_places_follow_the_tensors() -> None:
     layers = layers_of(SMALL, 2)
     addresses = [layer.qkv.data_ptr() for layer in layers]
