@@ -18,6 +18,7 @@ from app.layers.rotary import RotaryEmbedding
 from app.layers.shown import Shown
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import DecoderSettings
+from app.platforms import platform_of
 
 
 class DecoderStep:
@@ -36,6 +37,8 @@ class DecoderStep:
         """None: these layers, or this device, want launches of their own."""
         is_whole = len(layers) == settings.num_layers and len(rotaries) == 1 and ctx.groups.tp.size == 1
         is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
+        if ctx.attention_ops.name != platform_of(ctx.device).attention_backend:  # another is asked to attend
+            return None
         if not (is_whole and is_plain and not ctx.offload_bytes and all(_is_plain(one, settings) for one in layers)):
             return None
         s, first = settings, layers[0].self_attn

@@ -124,6 +124,8 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
     assert of(ctx, settings, layers, [*rotaries, *rotaries]) is None
     assert of(ctx, settings, [*layers[1:], torch.nn.Identity()], rotaries) is None
     assert of(replace(ctx, is_exact=True), settings, layers, rotaries) is None
+    other = replace(ctx.attention_ops, name="flex")
+    assert of(replace(ctx, attention_ops=other), settings, layers, rotaries) is None
     layers[0].self_attn.soft_cap = 30.0
     assert of(ctx, settings, layers, rotaries) is None
 

@@ -110,6 +110,7 @@ class PersistentStep:
     def _places_of(self, layers: Sequence[StepLayer]) -> StepPlaces | None:
         """Those of the layers' tensors, written down anew when these have moved; None: some cannot be found so."""
         addresses = [one.data_ptr() for layer in layers for one in _copied(layer) + _loaded(layer)]
+        addresses += [len(layer.cache) for layer in layers]  # what is allocated anew may begin there, and reach further
         if self._places is None or self._places.addresses != addresses:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
@@ -135,7 +136,7 @@ class PersistentStep:
 class StepPlaces:
     """Says where the tensors of a step's layers lie, as the kernel reads it."""
 
-    addresses: list[int]  # of what it was made of
+    addresses: list[int]  # of what it was made of, and how many blocks the caches have
     base: torch.Tensor  # the first of all that the copy engine reads
     reach: int  # lines from there on
     lines: torch.Tensor  # int32 [L, 5]

@@ -170,6 +170,19 @@ def test_places_follow_the_tensors() -> None:
     assert StepPlaces.of([replace(layers[0], down=odd)], addresses) is None or odd.data_ptr() % persistent.LINE == 0
 
 
+def test_a_cache_that_has_more_blocks_at_its_place_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    step, layers = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8), layers_of(SMALL, 1)
+    token, x = token_at(3, SMALL), torch.ones(1, SMALL.hidden, dtype=torch.bfloat16)
+    whole = layers[0].cache  # behind all else that is copied
+    for cache in (whole[:1], whole):
+        exact = [replace(layers[0], cache=cache.clone())]
+        given = replace(token, blocks=token.blocks % len(cache), slot=token.slot % (len(cache) * BLOCK))
+        found = step.run(x.clone(), [replace(layers[0], cache=cache)], given)
+        assert found is not None
+        assert_near(found, whole_step(x, exact, given, SMALL))
+
+
 def test_refuses_what_it_does_not_read() -> None:
     layers, token = layers_of(SMALL, 1), token_at(3, SMALL)
     turned = replace(layers[0], output=layers[0].output.t())
