@@ -184,7 +184,8 @@ def _take_on(question: dict[str, Any], files: Sequence[int]) -> None:
     if (score := Path("/proc/self/oom_score_adj")).read_text() != question["oom_score_adj"]:
         score.write_text(question["oom_score_adj"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not question["ignores_interrupts"]:  # as a template does
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, question["blocked_signals"])
     _begin_libraries()
     sys.argv = question["argv"]

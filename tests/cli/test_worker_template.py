@@ -70,7 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     wait_until(lambda: not folder.exists(), "a template leaves nothing behind")
 
 
-def began(tmp_path: Path, folder: Path | None, **more: str) -> tuple[dict[str, Any], int]:
+def began(
+    tmp_path: Path, folder: Path | None, interrupt: signal.Handlers = signal.SIG_DFL, **more: str
+) -> tuple[dict[str, Any], int]:
     """What a worker found itself to be that Ray starts so, and the process that Ray started."""
     script, out = tmp_path / become.WORKER, tmp_path / "found.json"
     script.write_text(WORKER)
@@ -80,6 +82,7 @@ def began(tmp_path: Path, folder: Path | None, **more: str) -> tuple[dict[str, A
         environment[become.FOLDER_VARIABLE] = str(folder)
 
     def begin_as_rays_child() -> None:
+        signal.signal(signal.SIGINT, interrupt)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGUSR1])
 
     with (tmp_path / "output").open("w") as output, (tmp_path / "errors").open("w") as errors:
@@ -96,10 +99,11 @@ def began(tmp_path: Path, folder: Path | None, **more: str) -> tuple[dict[str, A
     return found, started.pid
 
 
-def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Path) -> None:
-    judge, started = began(tmp_path, None)
+@pytest.mark.parametrize("interrupt", [signal.SIG_DFL, signal.SIG_IGN], ids=["in front", "in the background"])
+def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Path, interrupt: signal.Handlers) -> None:
+    judge, started = began(tmp_path, None, interrupt)
     assert judge["pid"] == started, "it became the worker"
-    copy, asker = began(tmp_path, folder)
+    copy, asker = began(tmp_path, folder, interrupt)
     assert copy["pid"] != asker
     assert {name: copy[name] for name in copy if name not in OF_ONE_PROCESS} == {
         name: judge[name] for name in judge if name not in OF_ONE_PROCESS

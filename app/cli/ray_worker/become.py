@@ -74,6 +74,7 @@ def is_copied(command: Sequence[str], kind: str) -> bool:
         "limits": [(number, resource.getrlimit(number)) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
         "oom_score_adj": score,
         "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "ignores_interrupts": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,  # as of a server in the background
     }
     data = json.dumps(question).encode()
     try:

@@ -62,7 +62,7 @@ def test_prompts_in_one_pass(
     mode: str, hidden: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is cached where prefixes are not kept: a step holds whole prompts, and blocks are numbers."""
-    monkeypatch.delattr(Attention, "_write")  # where keys and values would go into the cache
+    monkeypatch.delattr(Attention, "_write_heads")  # where keys and values would go into the cache
     directory = tmp_path / "model"
     shutil.copytree(tiny_encoder("qwen3"), directory)
     add_modules(directory, {f"pooling_mode_{mode}": True})
