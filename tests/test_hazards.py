@@ -19,6 +19,7 @@ MAY_UNPICKLE = {
     "engine/executor/worker_group/group.py",
     "engine/executor/worker_group/signals.py",
     "engine/executor/worker_group/worker_actor.py",
+    "kernels/compile_processes.py",  # of a worker and processes that were forked of it
     "loading/load_formats/pt.py",  # the name of an error; it loads tensors only, see test_no_text_becomes_code
 }
 # What a command of the user's own asks, the address that this server itself announces, a driver of its workers, an

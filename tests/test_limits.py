@@ -40,6 +40,7 @@ OWN_CLOCK = {
     "engine/scheduler/test_admission.py": "the product's own clock",
     "engine/scheduler/test_step_cost.py": TIMED,
     "engine/test_async_engine.py": PLAYS,
+    "kernels/gluon_on_cpu.py": "a turn for another thread, however long that takes",
     "loadtest/conftest.py": PLAYS,
     "test_limits.py": "its examples",
 }
