@@ -135,6 +135,26 @@ def small_linear_kernel(
     tl.store(p_o, b_acc.to(p_out.dtype.element_ty), mask=m_m & m_n[None, :])
 
 
+@triton.jit
+def leave_share(b_acc, p_share, m, p_arrived, i_n):
+    """Store a program's share of a product that is split along K; returns how many of its tile were there before."""
+    tl.store(p_share, b_acc, mask=m)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    return tl.atomic_add(p_arrived + i_n, 1, sem="acq_rel")
+
+
+@triton.jit
+def sum_of_shares(p_shares, o, m, size, p_arrived, i_n, SPLITS: tl.constexpr):
+    """fp32 [BM, BN]: all of a tile's shares, which lie `size` apart, for the last of its programs. The own one, too, is
+    read again: whoever is last adds up the same numbers in the same order."""
+    tl.debug_barrier()
+    tl.store(p_arrived + i_n, 0)  # for the next launch
+    b_sum = tl.load(p_shares + o, mask=m, other=0.0, cache_modifier=".cg")
+    for i in tl.static_range(1, SPLITS):
+        b_sum += tl.load(p_shares + i * size + o, mask=m, other=0.0, cache_modifier=".cg")
+    return b_sum
+
+
 @quick_launch
 @triton.jit(do_not_specialize=["T"])
 def small_linear_add_kernel(
@@ -161,17 +181,9 @@ def small_linear_add_kernel(
     o = o_m[:, None].to(tl.int64) * N + o_n[None, :]
     if SPLITS > 1:
         size = T.to(tl.int64) * N
-        tl.store(p_shares + i_split * size + o, b_acc, mask=m)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        arrived = tl.atomic_add(p_arrived + i_n, 1, sem="acq_rel")
-        if arrived < SPLITS - 1:
+        if leave_share(b_acc, p_shares + i_split * size + o, m, p_arrived, i_n) < SPLITS - 1:
             return
-        tl.debug_barrier()
-        tl.store(p_arrived + i_n, 0)  # for the next launch
-        # The own share, too, is read again: whoever is last adds up the same numbers in the same order.
-        b_acc = tl.load(p_shares + o, mask=m, other=0.0, cache_modifier=".cg")
-        for i in tl.static_range(1, SPLITS):
-            b_acc += tl.load(p_shares + i * size + o, mask=m, other=0.0, cache_modifier=".cg")
+        b_acc = sum_of_shares(p_shares, o, m, size, p_arrived, i_n, SPLITS)
     if p_bias is not None:
         b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     if p_hidden is not None:

@@ -25,7 +25,7 @@ from app.kernels.fused.triton_ranks import (
 )
 from app.kernels.gemm import DeferredNorm, GatedRows, materialize
 from app.kernels.gemm.small_tiles import LEAST_DEPTH, SmallTile, added_tile, may_defer_norm
-from app.kernels.gemm.triton_small import arrival_counters, launch_options, multiply
+from app.kernels.gemm.triton_small import arrival_counters, launch_options, leave_share, multiply, sum_of_shares
 from app.kernels.launch import cdiv
 from app.kernels.quick_launch import quick_launch
 
@@ -52,16 +52,9 @@ def small_linear_sum_kernel(
     if SPLITS > 1:
         o = o_m[:, None].to(tl.int64) * N + o_n[None, :]
         size = T.to(tl.int64) * N
-        tl.store(p_shares + i_split * size + o, b_acc, mask=m)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        arrived = tl.atomic_add(p_arrived + i_n, 1, sem="acq_rel")
-        if arrived < SPLITS - 1:
+        if leave_share(b_acc, p_shares + i_split * size + o, m, p_arrived, i_n) < SPLITS - 1:
             return
-        tl.debug_barrier()
-        tl.store(p_arrived + i_n, 0)  # for the next launch
-        b_acc = tl.load(p_shares + o, mask=m, other=0.0, cache_modifier=".cg")
-        for i in tl.static_range(1, SPLITS):
-            b_acc += tl.load(p_shares + i * size + o, mask=m, other=0.0, cache_modifier=".cg")
+        b_acc = sum_of_shares(p_shares, o, m, size, p_arrived, i_n, SPLITS)
     if p_bias is not None:
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(tl.float32)[None, :]
     DTYPE: tl.constexpr = p_total.dtype.element_ty
