@@ -94,6 +94,7 @@ from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from tests.kernels.compiled_code import Launch, fault_of
 from tests.kernels.stub_gpu import as_on
 
 IS_AMD = "gfx942" in sys.argv[1:]
@@ -102,27 +103,6 @@ KNOWN = vars(make_backend(TARGET).parse_options({})).keys()
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid", "enable_fp_fusion"}
 EARLY_LAUNCH = {"EARLY": True, "launch_pdl": True}
 SHARED_BYTES = 65_536 if IS_AMD else 232_448  # a program's at most
-# Kernels that begin to read weights, or states, or where a step's requests begin, which the kernel before does not
-# write, before they wait.
-READ_FIRST = {
-    "streamed_linear_kernel", "held_linear_kernel", "encoded_kernel", "add_layer_norm_kernel", "plain_linear_kernel",
-    "delta_step_kernel", "delta_chunk_gluon_kernel", "delta_scan_gluon_kernel", "sum_add_norm_kernel",
-    "rotated_decode_kernel",
-}  # fmt: skip
-# Those that come early in steps of few requests alone.
-MAY_COME_LATE = {"causal_conv_kernel", "delta_step_kernel"}
-# Those that wait late where they follow a launch that only adds to what they read (kernels/gemm/triton_low_rank.py), or
-# that reads the same.
-WAIT_LATE = {"small_linear_kernel", "small_linear_add_kernel", "packed_linear_kernel"}
-# A call's callee may do any of it.
-GLOBAL_ACCESS = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:[\w.:]+\.global\b|ld\.volatile|cp\.async|call\b)", re.MULTILINE)
-GLOBAL_WRITE = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:st|atom|red)[\w.:]*\.global\b", re.MULTILINE)
-# Kernels that are bound by how fast they copy rows: 16 bytes at a time, or the compiler lacks a hint.
-COPY_WIDELY = {"small_linear_kernel", "small_linear_add_kernel", "small_linear_sum_kernel"}
-# Kernels that read and write rows as they go: 16 bytes at a time, too, where their sizes allow it.
-ACCESS_WIDELY = {"expand_kernel"}
-NARROW_ACCESS = re.compile(r"(?:ld|st)\.global\.b16")
-NARROW_COPY = re.compile(r"cp\.async\.ca\.shared\.global [^,]+,[^,]+, 0x[48],")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8", torch.bool: "i1", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -183,23 +163,8 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     if IS_AMD:
         registers = re.findall(r"\.(?:vgpr|sgpr|vgpr_spill)_count:\s+\d+", kernel.asm["amdgcn"])
         return f"shared {kernel.metadata.shared}, {' '.join(registers)}, {len(kernel.asm['hsaco'])} bytes"
-    is_beside = any(value is True for (i,), value in source.constants.items() if source.fn.params[i].name == "BESIDE")
-    is_late = source.fn.__name__ in WAIT_LATE and (is_beside or is_given(source, "p_hidden"))
-    comes_late = is_early is False and source.fn.__name__ in MAY_COME_LATE and not options.get("launch_pdl")
-    if (is_early is not None or options.get("launch_pdl")) and not comes_late:
-        if not (is_early and kernel.metadata.launch_pdl):
-            return f"FAILED EARLY is {is_early}, launch_pdl {kernel.metadata.launch_pdl}"
-        access = GLOBAL_WRITE if source.fn.__name__ in READ_FIRST else GLOBAL_ACCESS
-        if is_late and kernel.asm["ptx"].count("griddepcontrol.wait") != 1:
-            return "FAILED does not wait, or twice"
-        if not is_late and not waits_first(kernel.asm["ptx"], access):
-            return "FAILED touches global memory, or lets the next kernel begin, before it waits for the kernel before"
-    is_wide = source.fn.__name__ in COPY_WIDELY and not is_late  # what adapters add is too small for it
-    if is_wide and NARROW_COPY.search(kernel.asm["ptx"]):
-        return "FAILED copies less than 16 bytes at a time"
-    is_even = any(value is True for (i,), value in source.constants.items() if source.fn.params[i].name == "EVEN")
-    if source.fn.__name__ in ACCESS_WIDELY and is_even and NARROW_ACCESS.search(kernel.asm["ptx"]):
-        return "FAILED reads or writes numbers one by one"
+    if fault := fault_of(called(source, options, is_early), kernel.asm["ptx"]):
+        return f"FAILED {fault}"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -210,18 +175,12 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}{waits}"
 
 
-def is_given(source: ASTSource, name: str) -> bool:
-    """True if the kernel is compiled for such a tensor, not for None."""
-    return bool(source.signature.get(name, "constexpr") != "constexpr")
-
-
-def waits_first(ptx: str, access: re.Pattern[str]) -> bool:
-    """Whether the entry, which may come after functions that it calls, waits before any such access, and before it
-    lets the next kernel begin."""
-    entry = ptx[ptx.index(".entry") :].split(".func", 1)[0]
-    wait, found = entry.find("griddepcontrol.wait"), access.search(entry)
-    trigger = entry.find("griddepcontrol.launch_dependents")
-    return wait >= 0 and found is not None and wait < found.start() and (trigger < 0 or trigger > wait)
+def called(source: ASTSource, options: dict[str, Any], is_early: bool | None) -> Launch:
+    """What the checks of its code ask of a launch."""
+    names = [parameter.name for parameter in source.fn.params]
+    constants = {names[i]: value for (i,), value in source.constants.items()}
+    given = {name for name in names if source.signature.get(name, "constexpr") != "constexpr"}
+    return Launch(source.fn.__name__, constants, given, is_early, comes_early=bool(options.get("launch_pdl")))
 
 
 def stand_in(name: str, answer: Any) -> None:

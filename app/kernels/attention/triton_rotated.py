@@ -67,6 +67,8 @@ def rotated_decode_kernel(
     lo, start, split = cut_context(b_len, window, BN, USE_WINDOW, MAX_SPLITS, BN)
     begin = start + i_split * split
     if begin >= b_len:
+        # Without a wait: the next kernel begins once all programs have let it or ended, and those of the first split,
+        # which every context has, let it only after their wait.
         return
     end = tl.minimum(begin + split, b_len)
     num_splits = tl.cdiv(b_len - start, split)
