@@ -27,8 +27,9 @@ ROWS: tuple[tuple[tuple[str, ...], ...], ...] = (
         ("app.kernels",),
         ("app.kernels.attention", "app.kernels.rows", "app.kernels.sampling"),
         ("app.kernels.drafts", "app.kernels.fused", "app.kernels.mla", "app.kernels.recurrent"),
-        ("app.kernels.gemm", "app.kernels.whole_step"),
+        ("app.kernels.gemm",),
         ("app.kernels.moe", "app.kernels.lora"),
+        ("app.kernels.whole_step",),
     ),
     (
         # The host half: no torch (I8).

@@ -94,6 +94,7 @@ from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step.forms import BF16
 from tests.kernels.compiled_code import Launch, fault_of
 from tests.kernels.stub_gpu import as_on
 
@@ -517,7 +518,7 @@ def whole_step(shape: StepShape) -> None:
     layer = StepLayer(norm, qkv, heads[0], heads[1], out, mlp_norm, gate_up, down, more[2])
     table = torch.zeros(1, 4, dtype=torch.int32)
     token = StepToken(zeros(s.head_dim), zeros(s.head_dim), torch.zeros(1, dtype=torch.int64), table[0, :1], table)
-    step = persistent.PersistentStep(s, tile, torch.device("cpu"))
+    step = persistent.PersistentStep(s, {BF16: tile}, torch.device("cpu"))
     assert step.run(zeros(1, s.hidden), [layer], token) is not None
 
 

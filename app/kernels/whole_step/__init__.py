@@ -1,8 +1,8 @@
 """All layers of a decoder in one launch, for a step of one token: the contract.
 
 A step of one token is bound by reading weights once, and between two launches the memory rests. One launch for all
-layers reads the next weights while programs wait for each other. It serves plain 16-bit layers of one kind alone; what
-it does not serve is computed layer by layer.
+layers reads the next weights while programs wait for each other. It serves layers of one kind alone; what it does not
+serve is computed layer by layer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from app.kernels.gemm.stored import StoredTiles
 from app.kernels.kernel_table import HOPPER, TRITON, Candidate, KernelTable, Needs
 
 
@@ -30,18 +31,21 @@ class StepShape:
     norms_heads: bool  # whether queries and keys are normed before they are rotated
 
 
+StepWeight = torch.Tensor | StoredTiles  # in the type of x, or stored
+
+
 @dataclass(slots=True, frozen=True)
 class StepLayer:
-    """A layer's tensors, in the type of x."""
+    """A layer's tensors; what is no weight is of the type of x."""
 
     norm: torch.Tensor  # [hidden], before attention
-    qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim, hidden]
+    qkv: StepWeight  # [(heads + 2 kv_heads) head_dim, hidden]
     query_norm: torch.Tensor | None  # [head_dim]
     key_norm: torch.Tensor | None
-    output: torch.Tensor  # [hidden, heads head_dim]
+    output: StepWeight  # [hidden, heads head_dim]
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 intermediate, hidden]
-    down: torch.Tensor  # [hidden, intermediate]
+    gate_up: StepWeight  # [2 intermediate, hidden]
+    down: StepWeight  # [hidden, intermediate]
     cache: torch.Tensor  # [B, 2, kv_heads, S, head_dim]
 
 

@@ -7,7 +7,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from app.kernels.whole_step.gluon_copies import GROUP, WIDE, D, split_of
+from app.kernels.whole_step.gluon_copies import WIDE, D, split_of
+from app.kernels.whole_step.gluon_forms import in_parts, store_chunk
 
 LOG2E = gl.constexpr(1.4426950408889634)
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # as two versions of Triton name it
@@ -26,7 +27,8 @@ def turned(b_a, b_b, b_norm, b_other, b_cos, b_sin, eps, QK_NORM: gl.constexpr):
 
 @gluon.jit
 def over_context(
-    w_smem, ready, free, i, b_q, top, begin, end, CL: gl.constexpr, STAGES: gl.constexpr, L3: gl.constexpr,
+    w_smem, ready, free, i, b_q, top, begin, end, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
+    L3: gl.constexpr,
 ):  # fmt: skip
     """A query over a part of what is cached: the largest score, the others' shares and what they add up."""
     TOKENS: gl.constexpr = GROUP * CL // 2
@@ -61,8 +63,8 @@ def over_context(
 @gluon.jit
 def attend(
     w_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin, p_parts, p_sums, go, n, i, i_p,
-    pos, eps, scale, stride_block, QH: gl.constexpr, KH: gl.constexpr, SPLITS: gl.constexpr, CL: gl.constexpr,
-    STAGES: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
+    pos, eps, scale, stride_block, QH: gl.constexpr, KH: gl.constexpr, SPLITS: gl.constexpr, GROUP: gl.constexpr,
+    CL: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """A query head over a split of its context; the last split's program adds the new token, and writes it."""
     L3: gl.constexpr = gl.BlockedLayout([1, 1, 8], [2, 2, 8], [WARPS, 1, 1], [2, 1, 0])
@@ -97,7 +99,7 @@ def attend(
             p_new = p_cache + (slot // S) * stride_block + (slot % S) * D + i_kv * (S * D)
             gl.store(p_new + o_d, b_k.to(gl.bfloat16))
             gl.store(p_new + KH * (S * D) + o_d, b_v)
-        top, total, b_o, i = over_context(w_smem, ready, free, i, b_q, new, begin, end, CL, STAGES, L3)
+        top, total, b_o, i = over_context(w_smem, ready, free, i, b_q, new, begin, end, GROUP, CL, STAGES, L3)
         share = gl.where(is_last, gl.exp2(new - top), 0.0)
         total += share
         b_o = (b_o + share * b_v.to(gl.float32)) / gl.maximum(total, 1e-30)
@@ -110,10 +112,10 @@ def attend(
 
 
 @gluon.jit
-def attended(p_parts, p_sums, x_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, QH: gl.constexpr,
-             SPLITS: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+def attended(p_parts, p_sums, x_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+             QH: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
     """Writes what all heads gave, of all splits, into x_smem."""
-    HEADS: gl.constexpr = CL * WIDE // D  # of a chunk
+    HEADS: gl.constexpr = CL * WIDE * PARTS // D  # of a chunk
     XH: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     T: gl.constexpr = 32 if QH > 32 else QH
     SL: gl.constexpr = gl.BlockedLayout([1, 1], [32 // T, T], [WARPS, 1], [1, 0])  # each number is read by one thread
@@ -141,6 +143,6 @@ def attended(p_parts, p_sums, x_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.c
         for s in gl.static_range(SPLITS):
             b_own = shares.index(s * (QH // HEADS) + c).load(gl.SliceLayout(1, XH))
             b_o += b_own[:, None] * parts[c * SPLITS + s].to(gl.float32)
-        x_smem.index(c).store(gl.reshape(b_o.to(gl.bfloat16), [CL, WIDE]))
+        store_chunk(x_smem, c, in_parts(b_o.to(gl.bfloat16), CL, PARTS), CL, PARTS)
     fence_async_shared()
     thread_barrier()

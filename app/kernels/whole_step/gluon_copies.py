@@ -2,7 +2,7 @@
 """The weights and cached keys and values that a program of a whole step reads, copied ahead in its order, in Gluon.
 
 Memory is seen as lines of 128 bytes, whatever lies in it, so one descriptor of the copy engine (TMA) serves all of it.
-A stage of the ring has GROUP boxes of lines: of as many rows of a weight, or of blocks of the cache.
+A stage of the ring has GROUP boxes of CL lines: of as many rows of a weight, or of blocks of the cache.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-GROUP = gl.constexpr(8)  # rows of a weight in a stage
-WIDE = gl.constexpr(64)  # numbers in a line
+WIDE = gl.constexpr(64)  # words of 16 bits in a line: as many numbers, or PARTS times as many
 D = gl.constexpr(128)  # of a head
 
 
@@ -25,8 +24,8 @@ def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, CL: gl.constexpr, GROUPS, SECOND,
-              STAGES: gl.constexpr):  # fmt: skip
+def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+              GROUPS, SECOND, STAGES: gl.constexpr):  # fmt: skip
     """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up)."""
     for g in range(GROUPS):
         if SECOND > 0:
@@ -50,7 +49,8 @@ def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, C
 
 @gluon.jit
 def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: gl.constexpr, KH: gl.constexpr,
-                 SPLITS: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr):  # fmt: skip
+                 SPLITS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
+                 S: gl.constexpr):  # fmt: skip
     """Keys and values of this program's split."""
     TOKENS: gl.constexpr = CL // 2  # in a box
     LINES: gl.constexpr = D // WIDE
@@ -77,22 +77,29 @@ def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: g
 @gluon.jit
 def copy_partition(
     d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
-    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
 ):  # fmt: skip
     """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
     pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
     QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
     OWN: gl.constexpr = H // PROGRAMS
     FP: gl.constexpr = F // PROGRAMS
+    LINE: gl.constexpr = WIDE * PARTS  # numbers of a weight
     i = 0
     pos = gl.maximum(gl.load(p_len) - 1, 0)
     for layer in range(NL):
         p_own = p_lines + layer * 5
         qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
         cache = gl.load(p_own + 4)
-        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // WIDE, CL, QKV // GROUP, 0, STAGES)
-        i = copy_context(d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, CL, STAGES, S)
-        i = copy_rows(d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // WIDE, CL, OWN // GROUP, 0, STAGES)
-        i = copy_rows(d_lines, pieces, ready, free, i, gate, i_p * FP, H // WIDE, CL, 2 * FP // GROUP, F, STAGES)
-        i = copy_rows(d_lines, pieces, ready, free, i, down, i_p * OWN, F // WIDE, CL, OWN // GROUP, 0, STAGES)
+        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES)
+        i = copy_context(
+            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S
+        )  # fmt: skip
+        i = copy_rows(
+            d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
+        )  # fmt: skip
+        i = copy_rows(
+            d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES
+        )  # fmt: skip
+        i = copy_rows(d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES)

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from app.kernels.quick_launch import quick_launch
 from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, thread_barrier
-from app.kernels.whole_step.gluon_copies import GROUP, WIDE, D, copy_partition
+from app.kernels.whole_step.gluon_copies import WIDE, D, copy_partition
+from app.kernels.whole_step.gluon_forms import chunk_places, group_of, keep_scales, store_chunk
 
 
 @gluon.jit
@@ -50,32 +46,15 @@ def signal(p_counter):
 
 
 @gluon.jit
-def group_of(x_smem, w_smem, ready, free, i, CHUNKS: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-             WARPS: gl.constexpr):  # fmt: skip
-    """Products of GROUP rows with x: [GROUP]. A line of a row is multiplied with all lines of x, and its own counts."""
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CL, 16])
-    b_acc = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
-    for c in range(CHUNKS):
-        stage = i % STAGES
-        mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
-        b_acc = warpgroup_mma(w_smem.index(stage), x_smem.index(c).permute((1, 0)), b_acc, is_async=True)
-        b_acc = warpgroup_mma_wait(0, deps=[b_acc])
-        mbarrier.arrive(free.index(stage), count=1)
-        i += 1
-    o_m = gl.arange(0, GROUP * CL, layout=gl.SliceLayout(1, MMA))
-    o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
-    b_own = gl.where((o_m % CL)[:, None] == o_n[None, :], b_acc, 0.0)
-    return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
-
-
-@gluon.jit
 def rows_of(
-    x_smem, w_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
+    GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """Writes products of GROUPS groups of rows with x into out_smem."""
     for g in range(GROUPS):
-        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        b_sum, i = group_of(
+            x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         out_smem.index(g).store(b_sum)
     thread_barrier()
     return i
@@ -83,40 +62,43 @@ def rows_of(
 
 @gluon.jit
 def even_and_odd(
-    x_smem, w_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
+    GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """The same of GROUPS pairs of groups, whose second ones lie behind all first ones, in out_smem's second half."""
     HALF: gl.constexpr = out_smem.shape[0] // 2
     for g in range(GROUPS):
-        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        b_sum, i = group_of(
+            x_smem, w_smem, scale_smem, ready, free, i, 2 * g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         out_smem.index(g).store(b_sum)
-        b_sum, i = group_of(x_smem, w_smem, ready, free, i, CHUNKS, CL, STAGES, WARPS)
+        b_sum, i = group_of(
+            x_smem, w_smem, scale_smem, ready, free, i, 2 * g + 1, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         out_smem.index(HALF + g).store(b_sum)
     thread_barrier()
     return i
 
 
 @gluon.jit
-def loaded(p_x, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr):
+def loaded(p_x, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
     """A vector, in chunks."""
-    o_l = gl.arange(0, CL, layout=gl.SliceLayout(1, XB))
-    o_k = gl.arange(0, WIDE, layout=gl.SliceLayout(0, XB))
-    o = o_l[:, None] * WIDE + o_k[None, :]
+    o = chunk_places(CL, PARTS, XB)
     chunks = gl.tuple(())
     for c in gl.static_range(CHUNKS):  # all are on their way before one is used; others than this program write some
-        chunks = chunks + gl.tuple((gl.load(p_x + c * (CL * WIDE) + o, cache_modifier=".cg"),))
+        chunks = chunks + gl.tuple((gl.load(p_x + c * (CL * WIDE * PARTS) + o, cache_modifier=".cg"),))
     return chunks
 
 
 @gluon.jit
-def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr, H: gl.constexpr):
+def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr,
+           H: gl.constexpr):  # fmt: skip
     """Writes hidden * norm into x_smem; what its products are multiplied by then."""
-    b_squares = gl.zeros([CL, WIDE], gl.float32, XB)
-    rows = loaded(p_hidden, CHUNKS, CL, XB)
+    b_squares = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
+    rows = loaded(p_hidden, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
         b_h = rows[c].to(gl.float32)
-        x_smem.index(c).store((b_h * norms[c].to(gl.float32)).to(x_smem.dtype))
+        store_chunk(x_smem, c, (b_h * norms[c].to(gl.float32)).to(x_smem.dtype), CL, PARTS)
         b_squares += b_h * b_h
     rms = gl.rsqrt(gl.sum(gl.sum(b_squares, 1), 0) / H + eps)
     fence_async_shared()  # the tensor cores read it
@@ -125,27 +107,29 @@ def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr,
 
 
 @gluon.jit
-def taken(p_x, x_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, XB: gl.constexpr):
+def taken(p_x, x_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
     """Copies x into x_smem."""
-    rows = loaded(p_x, CHUNKS, CL, XB)
+    rows = loaded(p_x, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
-        x_smem.index(c).store(rows[c])
+        store_chunk(x_smem, c, rows[c], CL, PARTS)
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
 def multiply_partition(
-    w_smem, x_smem, out_smem, share_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums,
-    p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
-    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
+    w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv,
+    p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
-    V: gl.constexpr = 8 if CL >= 4 * WARPS else 4
+    V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
     XB: gl.constexpr = gl.BlockedLayout([1, V], [V // 2, 64 // V], [WARPS, 1], [1, 0])
     R1: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    K: gl.constexpr = CL * WIDE
+    K: gl.constexpr = CL * WIDE * PARTS
+    NEAR: gl.constexpr = 5 + 4 * SIDES
     QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
     OWN: gl.constexpr = H // PROGRAMS
     FP: gl.constexpr = F // PROGRAMS
@@ -161,50 +145,73 @@ def multiply_partition(
     n = 0  # parts that all programs have written
     for layer in range(NL):
         # queries, keys, values; norms' weights, which nobody writes, are on their way before the wait
-        norms = loaded(p_base + at_norm * 8, H // K, CL, XB)
-        at_query, at_key = gl.load(p_near + layer * 5 + 1), gl.load(p_near + layer * 5 + 2)
-        at_second, at_cache = gl.load(p_near + layer * 5 + 3), gl.load(p_near + layer * 5 + 4)
+        norms = loaded(p_base + at_norm * 8, H // K, CL, PARTS, XB)
+        p_own = p_near + layer * NEAR
+        at_query, at_key = gl.load(p_own + 1), gl.load(p_own + 2)
+        at_second, at_cache = gl.load(p_own + 3), gl.load(p_own + 4)
+        keep_scales(
+            p_base, p_own + 5, scale_smem, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         if layer > 0:
             mbarrier.wait(go, n & 1)
             n += 1
-        rms = normed(p_hidden, norms, x_smem, eps, H // K, CL, XB, H)
-        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, QKV // GROUP, H // K, CL, STAGES, WARPS)
+        rms = normed(p_hidden, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+        i = rows_of(
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, QKV // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         gl.store(p_qkv + i_p * QKV + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < QKV)
         signal(p_counters)
         p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
         p_cache = p_base + at_cache * 8
         i = attend(
             w_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin, p_parts, p_sums, go, n,
-            i, i_p, pos, eps, scale, stride_block, QH, KH, SPLITS, CL, STAGES, S, QK_NORM, WARPS,
+            i, i_p, pos, eps, scale, stride_block, QH, KH, SPLITS, GROUP, CL, STAGES, S, QK_NORM, WARPS,
         )  # fmt: skip
         n += 1
         signal(p_counters)
         # the output, and what it adds to the residual stream
-        norms = loaded(p_base + at_second * 8, H // K, CL, XB)
+        norms = loaded(p_base + at_second * 8, H // K, CL, PARTS, XB)
+        keep_scales(
+            p_base, p_own + 5 + SIDES, scale_smem, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         mbarrier.wait(go, n & 1)
         n += 1
-        attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, QH, SPLITS, WARPS)
-        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, CL, STAGES, WARPS)
+        attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS)
+        i = rows_of(
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, GROUP, CL, STAGES, WARPS,
+            FORM,
+        )  # fmt: skip
         b_own = flat.slice(0, OWN).load(R1)
         b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
         gl.store(p_between + o_own, b_res.to(gl.bfloat16))
         signal(p_counters)
         # gate and up
-        at_norm = gl.load(p_near + gl.minimum(layer + 1, NL - 1) * 5)
+        at_norm = gl.load(p_near + gl.minimum(layer + 1, NL - 1) * NEAR)
+        keep_scales(
+            p_base, p_own + 5 + 2 * SIDES, scale_smem, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, GROUP, CL, WARPS,
+            FORM,
+        )  # fmt: skip
         mbarrier.wait(go, n & 1)
         n += 1
-        rms = normed(p_between, norms, x_smem, eps, H // K, CL, XB, H)
-        i = even_and_odd(x_smem, w_smem, ready, free, out_smem, i, FP // GROUP, H // K, CL, STAGES, WARPS)
+        rms = normed(p_between, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+        i = even_and_odd(
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, FP // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         b_gate = (firsts.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
         b_up = (seconds.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
         b_act = b_gate / (1.0 + gl.exp2(-b_gate * LOG2E)) * b_up
         gl.store(p_act + i_p * FP + o_row, b_act.to(gl.bfloat16), mask=o_row < FP)
         signal(p_counters)
         # down
+        keep_scales(
+            p_base, p_own + 5 + 3 * SIDES, scale_smem, i_p * OWN, 0, OWN // GROUP, F // K, H, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         mbarrier.wait(go, n & 1)
         n += 1
-        taken(p_act, x_smem, F // K, CL, XB)
-        i = rows_of(x_smem, w_smem, ready, free, out_smem, i, OWN // GROUP, F // K, CL, STAGES, WARPS)
+        taken(p_act, x_smem, F // K, CL, PARTS, XB)
+        i = rows_of(
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, F // K, GROUP, CL, STAGES, WARPS, FORM
+        )  # fmt: skip
         b_own = flat.slice(0, OWN).load(R1)
         b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
         gl.store(p_hidden + o_own, b_res.to(gl.bfloat16))
@@ -221,24 +228,28 @@ def multiply_partition(
 def whole_step_kernel(
     d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_counters, p_table, p_slot,
     p_len, p_cos, p_sin, NL, eps, scale, stride_block,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, CL: gl.constexpr, PROGRAMS: gl.constexpr,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
-    MOST_GROUPS: gl.constexpr,
+    MOST_GROUPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """Grid (PROGRAMS,), all of which must run at once. p_hidden [H]: the residual stream before and behind NL layers.
 
     d_lines [.., WIDE] begins where p_base does. p_lines int32 [NL, 5]: which of its lines each layer's weights (query-
-    key-value, output, gate and up, down) and its cache [B, 2, KH, S, D] begin at. p_near int64 [NL, 5]: how many times
-    16 bytes from p_base on its norms (first, of queries, of keys, second) and its cache lie. p_counters is zero before
-    and after. MOST_GROUPS: of rows of a weight (gate's) that a program has, at most; a power of 2. CL lines are a part
-    of each weight's rows."""
+    key-value, output, gate and up, down) and its cache [B, 2, KH, S, D] begin at. p_near int64 [NL, 5 + 4 * SIDES]: how
+    many times 16 bytes from p_base on its norms (first, of queries, of keys, second) and its cache lie, then what
+    stands beside each weight. p_counters is zero before and after. A stage has CL lines, a part of each weight's rows,
+    of GROUP rows. MOST_GROUPS: such groups of a weight (gate's) that a program has, at most; a power of 2. FORM says
+    what the weights' words are, PARTS how many numbers in each; KEPT_ROWS, KEPT: the size
+    of what is kept of scales."""
     MOST: gl.constexpr = F if F > QH * D else QH * D
-    PARTS: gl.constexpr = 5  # of a layer, behind each of which all programs wait for each other
+    WAITS: gl.constexpr = 5  # of a layer, in which all programs wait for each other
     i_p = gl.program_id(0)
     w_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, GROUP * CL, WIDE], d_lines.layout)
     x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
     out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     share_smem = gl.allocate_shared_memory(gl.float32, [SPLITS, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    scale_smem = gl.allocate_shared_memory(gl.float32, [KEPT_ROWS, KEPT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -250,15 +261,15 @@ def whole_step_kernel(
     gl.warp_specialize(
         [
             (multiply_partition, (
-                w_smem, x_smem, out_smem, share_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv,
-                p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
-                H, QH, KH, F, CL, PROGRAMS, STAGES, SPLITS, S, QK_NORM, WARPS,
+                w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between,
+                p_qkv, p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
+                stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, QK_NORM, WARPS, FORM,
             )),
             (copy_partition, (
                 d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
-                H, QH, KH, F, CL, PROGRAMS, STAGES, SPLITS, S,
+                H, QH, KH, F, GROUP, CL, PARTS, PROGRAMS, STAGES, SPLITS, S,
             )),
-            (wait_partition, (p_counters, go, NL * PARTS - 1, PROGRAMS)),
+            (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),
         ],
         [1, 1],
         [40, 24],

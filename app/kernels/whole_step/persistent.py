@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +10,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
-from app.kernels.whole_step import StepLayer, StepShape, StepToken
-from app.kernels.whole_step.gluon_copies import GROUP, WIDE, D
+from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
+from app.kernels.whole_step.forms import BF16, FORMS, StepForm, beside, form_of, words_of
+from app.kernels.whole_step.gluon_copies import WIDE, D
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
 PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
-LINES = 16  # of a row of a weight, in a stage
+BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
 LINE = 128  # bytes, in which the copy engine counts
 NEAR = 16  # bytes, in which plain loads count
 _STAGE_BYTES = 192 << 10  # of a program
 _X_BYTES = 30 << 10  # of what a product reads
+_SPARE_BYTES = 2 << 10  # beside these, for scales
 _COUNTERS = 64
 # Each query head reads its keys and values alone. On an H200 a step of Llama-8B, four heads to a group, took 0.19 ms
 # more for each 1,000 tokens of context, layer by layer 0.12, and 0.66 less at 577: by these they meet at some 9,500. Of
@@ -35,27 +37,48 @@ class StepTile:
     """Sizes that a launch goes by."""
 
     lines: int  # of a row of a weight, in a stage
+    group: int  # rows in it
     stages: int
     splits: int  # of the context
+    kept: tuple[int, int]  # see StepForm
 
 
-def tile_of(shape: StepShape, programs: int = PROGRAMS) -> StepTile | None:
+def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -> StepTile | None:
     """The tile for a shape; None: rows do not part evenly among programs, or not into stages."""
     s = shape
     read = s.heads * s.head_dim
-    written = (read + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate)
     own = s.hidden // programs
-    if (
-        s.head_dim != D.value
-        or any(rows % (programs * GROUP.value) for rows in written)
-        or own & (own - 1)
-        or s.heads & (s.heads - 1)
-    ):
+    if s.head_dim != D.value or own & (own - 1) or s.heads & (s.heads - 1):
         return None
-    is_even = not any(k % (LINES * WIDE.value) for k in (s.hidden, read, s.intermediate))
-    if not is_even or 2 * max(read, s.intermediate) > _X_BYTES or s.heads > programs or s.heads % s.kv_heads:
+    if 2 * max(read, s.intermediate) > _X_BYTES or s.heads > programs or s.heads % s.kv_heads:
         return None
-    return StepTile(LINES, _STAGE_BYTES // (GROUP.value * LINES * LINE), programs // s.heads)
+    lines = next((lines for lines in form.lines if _is_even(shape, form, lines, programs)), None)
+    if lines is None:
+        return None
+    group = BOXES // lines
+    kept = _kept(shape, form, lines, group, programs)
+    stages = (_STAGE_BYTES - max(0, 4 * kept[0] * kept[1] - _SPARE_BYTES)) // (BOXES * LINE)
+    return StepTile(lines, group, stages, programs // s.heads, kept)
+
+
+def _is_even(shape: StepShape, form: StepForm, lines: int, programs: int) -> bool:
+    """True if rows part evenly into groups, and their lines into stages."""
+    s = shape
+    read = s.heads * s.head_dim
+    written = (read + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate)
+    has_groups = not any(rows % (programs * BOXES // lines) for rows in written)
+    return has_groups and not any(k % (lines * WIDE.value * form.parts) for k in (s.hidden, read, s.intermediate))
+
+
+def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: int) -> tuple[int, int]:
+    """The most that is kept of a weight; see StepForm."""
+    s = shape
+    read, line, own = s.heads * s.head_dim, WIDE.value * form.parts, programs * group
+    sizes = (
+        (read + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, read), (2 * s.intermediate, s.hidden),
+        (s.hidden, s.intermediate),
+    )  # fmt: skip
+    return max(form.kept(rows // own, group, k // line, lines) for rows, k in sizes)
 
 
 def longest_of(shape: StepShape) -> int | None:
@@ -65,35 +88,39 @@ def longest_of(shape: StepShape) -> int | None:
 
 def make(shape: StepShape, device: torch.device) -> PersistentStep | None:
     """See WHOLE_STEPS."""
-    tile = tile_of(shape) if multiprocessors(device) >= PROGRAMS else None
-    return None if tile is None else PersistentStep(shape, tile, device)
+    found = {form: tile_of(shape, form) for form in FORMS} if multiprocessors(device) >= PROGRAMS else {}
+    tiles = {form: tile for form, tile in found.items() if tile is not None}
+    return PersistentStep(shape, tiles, device) if tiles else None
 
 
 class PersistentStep:
     """See WholeStep. Steps of one of these run one after another."""
 
-    def __init__(self, shape: StepShape, tile: StepTile, device: torch.device, programs: int = PROGRAMS) -> None:
-        self._shape, self._tile, self._device, self._programs = shape, tile, device, programs
+    def __init__(
+        self, shape: StepShape, tiles: Mapping[StepForm, StepTile], device: torch.device, programs: int = PROGRAMS
+    ) -> None:
+        self._shape, self._tiles, self._device, self._programs = shape, tiles, device, programs
         self._places: StepPlaces | None = None
         self.longest = longest_of(shape)
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
-        size = s.heads * s.head_dim
-        most = max(size + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate) // (programs * GROUP.value)
-        self._most_groups = next_power_of_2(most)
+        size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
+        self._most_rows = max(size + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate) // programs
         self._between = torch.empty(s.hidden, dtype=bf16, device=device)
         self._qkv = torch.empty(size + 2 * s.kv_heads * s.head_dim, dtype=bf16, device=device)
         self._act = torch.empty(s.intermediate, dtype=bf16, device=device)
-        self._parts = torch.empty(tile.splits * size, dtype=bf16, device=device)
-        self._sums = torch.empty(tile.splits * s.heads * 2, dtype=fp32, device=device)
+        self._parts = torch.empty(splits * size, dtype=bf16, device=device)
+        self._sums = torch.empty(splits * s.heads * 2, dtype=fp32, device=device)
         self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""
         places = self._places_of(layers)
         size = layers[0].cache.shape[3]
-        if places is None or x.dtype != torch.bfloat16 or not x.is_contiguous() or size % (self._tile.lines // 2):
+        if places is None or x.dtype != torch.bfloat16 or not x.is_contiguous():
             return None
-        s, tile = self._shape, self._tile
+        s, form, tile = self._shape, places.form, self._tiles[places.form]
+        if size % (tile.lines // 2):
+            return None
         lines = TensorDescriptor(
             places.base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT
         )
@@ -101,9 +128,10 @@ class PersistentStep:
             lines, places.base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
             self._act, self._counters, token.blocks, token.slot, token.seq_len, token.cos, token.sin, len(layers),
             s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads, F=s.intermediate,
-            CL=tile.lines, PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, S=size,
-            QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=self._most_groups, num_warps=WARPS,
-            launch_cooperative_grid=True,
+            GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
+            KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, S=size,
+            QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(self._most_rows // tile.group),
+            FORM=form.name, num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
         return x
 
@@ -114,8 +142,9 @@ class PersistentStep:
         if self._places is None or self._places.addresses != addresses:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
-            is_fitting = all(self._fits(layer) for layer in layers)
-            self._places = StepPlaces.of(layers, addresses) if is_fitting else None
+            form = form_of(weight for layer in layers for weight in _weights(layer))
+            is_fitting = form in self._tiles and all(self._fits(layer) for layer in layers)
+            self._places = StepPlaces.of(layers, addresses, form) if is_fitting and form is not None else None
         return self._places
 
     def _fits(self, layer: StepLayer) -> bool:
@@ -137,18 +166,19 @@ class StepPlaces:
     """Says where the tensors of a step's layers lie, as the kernel reads it."""
 
     addresses: list[int]  # of what it was made of, and how many blocks the caches have
+    form: StepForm  # of all weights
     base: torch.Tensor  # the first of all that the copy engine reads
     reach: int  # lines from there on
     lines: torch.Tensor  # int32 [L, 5]
-    near: torch.Tensor  # int64 [L, 5]
+    near: torch.Tensor  # int64 [L, 5 + 4 sides]
 
     @classmethod
-    def of(cls, layers: Sequence[StepLayer], addresses: list[int]) -> StepPlaces | None:
+    def of(cls, layers: Sequence[StepLayer], addresses: list[int], form: StepForm) -> StepPlaces | None:
         """None: a tensor lies where the copy engine does not find it."""
         copied = [one for layer in layers for one in _copied(layer)]
-        if any(one.dtype != torch.bfloat16 or not one.is_contiguous() for one in copied):
+        if any(one.itemsize != 2 or not one.is_contiguous() for one in copied):
             return None
-        base = min(copied, key=lambda one: one.data_ptr())
+        base = min(copied, key=lambda one: one.data_ptr()).view(torch.bfloat16)
         first = base.data_ptr()
         far = [[one.data_ptr() - first for one in _copied(layer)] for layer in layers]
         near = [[one.data_ptr() - first for one in _loaded(layer)] for layer in layers]
@@ -160,6 +190,7 @@ class StepPlaces:
             return None
         return cls(
             addresses,
+            form,
             base,
             reach // LINE,
             torch.tensor([[place // LINE for place in row] for row in far], dtype=torch.int32).to(base.device),
@@ -167,12 +198,17 @@ class StepPlaces:
         )
 
 
+def _weights(layer: StepLayer) -> tuple[StepWeight, ...]:
+    return layer.qkv, layer.output, layer.gate_up, layer.down
+
+
 def _copied(layer: StepLayer) -> tuple[torch.Tensor, ...]:
     """Those of its tensors that the copy engine reads."""
-    return layer.qkv, layer.output, layer.gate_up, layer.down, layer.cache
+    return *map(words_of, _weights(layer)), layer.cache
 
 
 def _loaded(layer: StepLayer) -> tuple[torch.Tensor, ...]:
     """Those that plain loads read; for heads without norms one that nobody reads."""
     heads = (layer.norm if one is None else one for one in (layer.query_norm, layer.key_norm))
-    return layer.norm, *heads, layer.mlp_norm, layer.cache
+    scales = (one for weight in _weights(layer) for one in beside(weight))
+    return layer.norm, *heads, layer.mlp_norm, layer.cache, *scales

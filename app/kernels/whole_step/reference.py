@@ -8,16 +8,23 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused.reference import rotate
-from app.kernels.whole_step import StepLayer, StepShape, StepToken
+from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
 
 
 def whole_step(x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken, shape: StepShape) -> torch.Tensor:
     """x [1, hidden] -> [1, hidden], computed in fp32, and rounded where a layer's parts meet."""
     for layer in layers:
-        x = x + _attended(x, layer, token, shape) @ layer.output.t().to(x.dtype)
-        gate, up = (_normed(x, layer.mlp_norm, shape) @ layer.gate_up.t()).chunk(2, dim=-1)
-        x = x + (F.silu(gate.float()) * up.float()).to(x.dtype) @ layer.down.t()
+        x = x + _product(_attended(x, layer, token, shape), layer.output)
+        gate, up = _product(_normed(x, layer.mlp_norm, shape), layer.gate_up).chunk(2, dim=-1)
+        x = x + _product((F.silu(gate.float()) * up.float()).to(x.dtype), layer.down)
     return x
+
+
+def _product(x: torch.Tensor, weight: StepWeight) -> torch.Tensor:
+    """x W^T; in fp32 if the weight is stored."""
+    if isinstance(weight, torch.Tensor):
+        return x @ weight.t()
+    return (x.float() @ weight.dequantize().t()).to(x.dtype)
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, shape: StepShape) -> torch.Tensor:
@@ -26,7 +33,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, shape: StepShape) -> torch.Te
 
 def _attended(x: torch.Tensor, layer: StepLayer, token: StepToken, shape: StepShape) -> torch.Tensor:
     s = shape
-    heads = (_normed(x, layer.norm, s) @ layer.qkv.t()).view(-1, s.head_dim)
+    heads = _product(_normed(x, layer.norm, s), layer.qkv).view(-1, s.head_dim)
     query, key, value = torch.split(heads, [s.heads, s.kv_heads, s.kv_heads])
     if layer.query_norm is not None and layer.key_norm is not None:
         query, key = _normed(query, layer.query_norm, s), _normed(key, layer.key_norm, s)

@@ -9,6 +9,7 @@ import torch
 
 from app.kernels.kernel_table import HOPPER
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step.forms import BF16
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
 from app.kernels.whole_step.reference import whole_step
@@ -17,6 +18,7 @@ from tests.kernels.gluon_on_cpu import OnCpu
 LLAMA = StepShape(4096, 32, 8, 128, 14336, 1e-5, 128**-0.5, norms_heads=False)
 QWEN = StepShape(1024, 16, 8, 128, 3072, 1e-6, 128**-0.5, norms_heads=True)
 SMALL = StepShape(256, 2, 2, 128, 512, 1e-6, 128**-0.5, norms_heads=True)
+TILE = StepTile(4, 8, 3, 2, (1, 4))
 CPU = torch.device("cpu")
 ON_HOPPER = torch.cuda.is_available() and HOPPER.are_met(torch.device("cuda", 0))
 BLOCK, BLOCKS = 16, 24
@@ -65,8 +67,8 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("shape", "tile"),
     [
-        (LLAMA, StepTile(16, 12, 4)),
-        (QWEN, StepTile(16, 12, 8)),
+        (LLAMA, StepTile(16, 8, 12, 4, (1, 4))),
+        (QWEN, StepTile(16, 8, 12, 8, (1, 4))),
         (replace(LLAMA, head_dim=64), None),
         (replace(LLAMA, hidden=3072), None),
         (replace(QWEN, hidden=2560), None),
@@ -95,7 +97,7 @@ def test_context_by_heads_that_read_alike() -> None:
 def test_meaning(shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice over: counters are zero behind a step."""
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    step = PersistentStep(shape, StepTile(shape.hidden // 64, 3, splits), CPU, programs)
+    step = PersistentStep(shape, {BF16: StepTile(shape.hidden // 64, 8, 3, splits, (1, 4))}, CPU, programs)
     x, token = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)), token_at(position, shape)
     x = x.to(torch.bfloat16)
     exact, layers = layers_of(shape, 2), layers_of(shape, 2)
@@ -138,7 +140,7 @@ def test_on_a_gpu(shape: StepShape) -> None:
 
 def test_no_slot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    step, layers = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8), layers_of(SMALL, 1)
+    step, layers = PersistentStep(SMALL, {BF16: TILE}, CPU, 8), layers_of(SMALL, 1)
     before = layers[0].cache.clone()
     token = replace(token_at(20, SMALL), slot=torch.tensor([-1]))
     assert step.run(torch.ones(1, SMALL.hidden, dtype=torch.bfloat16), layers, token) is not None
@@ -149,7 +151,7 @@ def test_what_a_former_owner_left_is_unseen(monkeypatch: pytest.MonkeyPatch) -> 
     """A request that computed NaN may have had the block: two tokens come at once, of which one is not written yet."""
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
     shape, position = SMALL, 21
-    step, layers = PersistentStep(shape, StepTile(4, 3, 2), CPU, 8), layers_of(shape, 1)
+    step, layers = PersistentStep(shape, {BF16: TILE}, CPU, 8), layers_of(shape, 1)
     token, x = token_at(position, shape), torch.ones(1, shape.hidden, dtype=torch.bfloat16)
     layers[0].cache[token.blocks[0, position // BLOCK], :, :, position % BLOCK :] = float("nan")
     exact = [replace(layers[0], cache=layers[0].cache.clone())]
@@ -161,18 +163,20 @@ def test_what_a_former_owner_left_is_unseen(monkeypatch: pytest.MonkeyPatch) -> 
 def test_places_follow_the_tensors() -> None:
     layers = layers_of(SMALL, 2)
     addresses = [layer.qkv.data_ptr() for layer in layers]
-    places = StepPlaces.of(layers, addresses)
+    places = StepPlaces.of(layers, addresses, BF16)
     assert places is not None
     assert places.base.data_ptr() == addresses[0]
     assert places.lines[1, 0] * persistent.LINE == addresses[1] - addresses[0]
     assert places.near[1, 3] * persistent.NEAR == layers[1].mlp_norm.data_ptr() - addresses[0]
     odd = torch.empty(layers[0].down.numel() + 8, dtype=torch.bfloat16)[8:].view_as(layers[0].down)
-    assert StepPlaces.of([replace(layers[0], down=odd)], addresses) is None or odd.data_ptr() % persistent.LINE == 0
+    assert (
+        StepPlaces.of([replace(layers[0], down=odd)], addresses, BF16) is None or odd.data_ptr() % persistent.LINE == 0
+    )
 
 
 def test_a_cache_that_has_more_blocks_at_its_place_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    step, layers = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8), layers_of(SMALL, 1)
+    step, layers = PersistentStep(SMALL, {BF16: TILE}, CPU, 8), layers_of(SMALL, 1)
     token, x = token_at(3, SMALL), torch.ones(1, SMALL.hidden, dtype=torch.bfloat16)
     whole = layers[0].cache  # behind all else that is copied
     for cache in (whole[:1], whole):
@@ -188,5 +192,5 @@ def test_refuses_what_it_does_not_read() -> None:
     turned = replace(layers[0], output=layers[0].output.t())
     wide = replace(layers[0], gate_up=layers[0].qkv)
     for given, dtype in ((layers[0], torch.float32), (turned, torch.bfloat16), (wide, torch.bfloat16)):
-        step = PersistentStep(SMALL, StepTile(4, 3, 2), CPU, 8)
+        step = PersistentStep(SMALL, {BF16: TILE}, CPU, 8)
         assert step.run(torch.ones(1, SMALL.hidden, dtype=dtype), [given], token) is None

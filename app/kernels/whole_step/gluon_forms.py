@@ -1,0 +1,88 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Products of a whole step with rows of a weight, whatever its form, in Gluon.
+
+A weight lies as words of 16 bits, each of which holds PARTS numbers (`gemm/stored.py`): in bf16 one; 128 numbers of a
+row are a block of 128 / PARTS words, of which all the first numbers come first. A stage of the ring has CL lines of
+GROUP rows. The vector that rows are multiplied with lies in shared memory part by part, as words meet it: a line of a
+row is multiplied with all lines of a part on the tensor cores, and the products of a line with its own one count.
+
+A form is a function here that multiplies a stage, and one that fetches the scales which that wants.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from app.kernels.whole_step.gluon_copies import WIDE
+
+BLOCK = gl.constexpr(128)  # numbers of a row whose words lie together
+
+
+@gluon.jit
+def chunk_places(CL: gl.constexpr, PARTS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Places of a chunk's numbers in a vector, [PARTS * CL, WIDE] as x_smem has them."""
+    RUN: gl.constexpr = BLOCK // PARTS
+    o_l = gl.arange(0, PARTS * CL, layout=gl.SliceLayout(1, LAYOUT))
+    o_k = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LAYOUT))
+    o_row = o_l % CL * (WIDE * PARTS) + o_l // CL * RUN
+    return o_row[:, None] + (o_k // RUN * BLOCK + o_k % RUN)[None, :]
+
+
+@gluon.jit
+def in_parts(b_x, CL: gl.constexpr, PARTS: gl.constexpr):
+    """Numbers in their order as a chunk, [PARTS * CL, WIDE]."""
+    if PARTS > 1:
+        b_split = gl.reshape(b_x, [CL, WIDE * PARTS // BLOCK, PARTS, BLOCK // PARTS])
+        b_x = gl.permute(b_split, (2, 0, 1, 3))
+    return gl.reshape(b_x, [PARTS * CL, WIDE])
+
+
+@gluon.jit
+def store_chunk(x_smem, c, b_x, CL: gl.constexpr, PARTS: gl.constexpr):
+    """Writes a chunk of a vector, [PARTS * CL, WIDE]."""
+    chunks = x_smem
+    if PARTS > 1:
+        chunks = x_smem._reinterpret(x_smem.dtype, [x_smem.shape[0] // PARTS, PARTS * CL, WIDE], x_smem.layout)
+    chunks.index(c).store(b_x)
+
+
+@gluon.jit
+def keep_scales(
+    p_base, p_place, scale_smem, row, SECOND: gl.constexpr, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
+    N: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Puts scales of GROUPS groups of rows into scale_smem (rows as `copy_rows` takes them). p_place: where they lie.
+    They are seen behind the next barrier of threads."""
+
+
+@gluon.jit
+def group_of(
+    x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Products of GROUP rows with x: [GROUP]; g: which group of the product it is."""
+    b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, STAGES, WARPS)
+    return b_sum, i
+
+
+@gluon.jit
+def plain_group(
+    x_smem, w_smem, ready, free, i, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+):  # fmt: skip
+    """The same of rows in bf16."""
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CL, 16])
+    b_acc = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
+    for c in range(CHUNKS):
+        stage = i % STAGES
+        mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
+        b_acc = warpgroup_mma(w_smem.index(stage), x_smem.index(c).permute((1, 0)), b_acc, is_async=True)
+        b_acc = warpgroup_mma_wait(0, deps=[b_acc])
+        mbarrier.arrive(free.index(stage), count=1)
+        i += 1
+    o_m = gl.arange(0, GROUP * CL, layout=gl.SliceLayout(1, MMA))
+    o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
+    b_own = gl.where((o_m % CL)[:, None] == o_n[None, :], b_acc, 0.0)
+    return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
