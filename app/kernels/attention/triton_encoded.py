@@ -4,7 +4,7 @@ meanwhile.
 
 A step only reads what an earlier step has left in a slot, or this step's first launches. So a program loads its keys
 and values before it waits for the kernel that makes the queries, and that many bytes are on their way beside the
-product. Splits are cut by the most positions that a slot has, and merged as in triton_decode.py: by the program that is
+product. Splits are cut by the most positions that a slot has, and merged as in triton_merge.py: by the program that is
 done last, in a fixed order.
 """
 
@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import EncodedAttention, EncodedStep
+from app.kernels.attention.triton_merge import done_before
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
@@ -57,12 +58,8 @@ def encoded_kernel(
     tl.store(p_partial + (i_first + i_split) * D + o_d, b_own)
     tl.store(p_sum, b_max)
     tl.store(p_sum + 1, tl.sum(b_p, 0))
-    # The first barrier has all threads' results written before one of them says so, the second has none read before.
     p_count = p_arrived + i_t * H + i_head
-    tl.debug_barrier()
-    num_before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()
-    if num_before == SPLITS - 1:
+    if done_before(p_count) == SPLITS - 1:
         o_s = tl.arange(0, BS)
         m_s = o_s < SPLITS
         p_all = p_sums + (i_first + o_s) * 2

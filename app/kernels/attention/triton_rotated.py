@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import AttentionMetadata, AttentionOptions, HeadNorm
-from app.kernels.attention.triton_decode import merge_splits
+from app.kernels.attention.triton_merge import done_before, merge_splits
 from app.kernels.attention.triton_splits import MAX_SPLITS, cut_context
 from app.kernels.attention.triton_tile import LOG2_E, NO_MAX, attend_tile, score_tile, tile_offsets, weight_of_sink
 from app.kernels.launch import cdiv, early_launch, next_power_of_2
@@ -128,12 +128,8 @@ def rotated_decode_kernel(
         o_part = (i_r.to(tl.int64) * (HKV * G) + o_head) * MAX_SPLITS + i_split
         tl.store(p_partial + o_part[:, None] * D + o_d, b_acc / b_sum[:, None], mask=m_q)
         tl.store(p_log_sum + o_part, b_max + tl.log2(b_sum), mask=o_row < G)
-        # One thread counts for all: see `triton_decode.attend_split`.
         p_count = p_arrived + i_r * HKV + i_head
-        tl.debug_barrier()
-        num_before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu")
-        tl.debug_barrier()
-        if num_before == num_splits - 1:
+        if done_before(p_count) == num_splits - 1:
             first = (i_r.to(tl.int64) * HKV + i_head) * (G * MAX_SPLITS)
             merge_splits(
                 i_r, i_head, first, num_splits, p_partial, p_log_sum, p_sinks, p_out, HKV * G * D, D, MAX_SPLITS, 1,
