@@ -27,6 +27,7 @@ from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
 from app.cli.ray_worker import become
 from app.cli.serve_schema import check_schema
+from app.config.engine import EngineConfig
 from app.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 SERVE_NAMESPACE = "serve"  # Serve's own constant, which lies behind all that it imports
 DASHBOARD = "--dashboard"
+# What Ray adds to the environment of each worker of its first job.
+RAYS_VARIABLES = {
+    "RAY_CLIENT_MODE": "0", "RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"
+}  # fmt: skip
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -61,6 +66,7 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
         checked = thread.submit(check_schema, document, path)
         try:
             _begin_workers_lightly()
+            _announce_workers(document)
             if not dashboard:
                 _start_dashboard_beside()
             ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
@@ -114,6 +120,37 @@ def _start_dashboard_beside() -> None:
         threading.Thread(target=start_and_stay, name="dashboard", daemon=True).start()
 
     Node.start_api_server = start_beside
+
+
+def _announce_workers(document: dict[str, Any]) -> None:
+    """Tell what the environment of workers will be as soon as it is known. Until the first of them Ray takes seconds,
+    in which Ray and Serve are imported for them. In another environment they would begin with less that is imported."""
+    from ray._private.node import Node
+
+    from app.engine.executor.transports.compiled_graph import worker_environment
+
+    start = Node.start_raylet
+    options = document.get("controller_options") or {}
+    variables = (options.get("runtime_env") or {}).get("env_vars") or {}
+
+    def start_and_announce(node: Node, *arguments: Any, **options: Any) -> None:
+        start(node, *arguments, **options)
+        ((raylet,),) = [started for kind, started in node.all_processes.items() if kind == "raylet"]
+        rays = RAYS_VARIABLES | {"RAY_RAYLET_PID": str(raylet.process.pid)}
+        all_have = {**os.environ, **rays, **variables}
+        worker_template.announce(become.HOST, all_have)
+        worker_template.announce(become.DEVICE, all_have | worker_environment(_step_timeout_s(document)))
+
+    Node.start_raylet = start_and_announce
+
+
+def _step_timeout_s(document: dict[str, Any]) -> float:
+    """The first model's."""
+    default: float = EngineConfig.model_fields["step_timeout_s"].default
+    try:
+        return float(document["applications"][0]["args"]["models"][0]["engine"].get("step_timeout_s", default))
+    except (LookupError, TypeError, ValueError, AttributeError):  # its mistake is told by whom it is for
+        return default
 
 
 def _begin_workers_lightly() -> None:

@@ -1,11 +1,11 @@
 """`python -m app.cli.worker_template FOLDER`: a process that has imported what Ray's worker processes here import, and
 becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
-There are two: `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well.
-Neither has Ray: `ray.serve` draws random ids where it is imported, and copies of a process that has drawn one all draw
-the same ones from then on: those of placement groups, tasks and objects. In the environment of copies only such
-variables may differ that nothing imported has read. Who is refused begins by itself, and so does each where no template
-runs.
+`host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well. In the
+environment of copies only such variables may differ that nothing imported has read. What Ray imports depends on its
+variables, too: so each of the two has a copy that waits until they are announced, or for the first who asks, and has
+Ray and Serve from then on (`ray_ids.py` says what such a copy must not have done). Who is refused asks the one without,
+and begins by itself in the end, as each does where no template runs.
 
 `ray_worker/become.py` asks, by a socket in FOLDER, which only this user can enter. All templates end with the process
 that started them: it holds the other end of their input.
@@ -32,7 +32,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE
+from app.cli import ray_ids
+from app.cli.ray_worker.become import DEVICE, FOLDER_VARIABLE, HOST, KIND_VARIABLE, WITH_RAY
 from app.heap import uncollected
 from app.kernels import compile_processes
 
@@ -43,12 +44,16 @@ HOST_MODULES = (
     *("yaml", "app.api.admin.app", "app.api.server.app", "app.engine.async_engine", "app.media.reader"),
 )
 DEVICE_MODULES = ("app.worker.worker",)
+RAY_MODULES = (
+    *("ray.serve._private.controller", "ray.serve._private.replica", "app.deployments.app"),
+    "app.engine.executor.worker_group.worker_actor",
+)
 
 _MOST_BYTES = 1 << 20
 _MOST_WAITING = 128
-# Nothing that was imported has read these, or `_take_on` sees to them; nor any of Ray's.
-_MAY_DIFFER = {KIND_VARIABLE, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SPT_NOENV"}
-_RAYS = "RAY_"
+# Nothing that was imported has read these, or `_take_on` sees to them; nor, but for Ray itself, the next.
+_MAY_DIFFER = {KIND_VARIABLE, "OMP_NUM_THREADS", "SPT_NOENV"}
+_RAY_READS, _RAYS = "CUDA_VISIBLE_DEVICES", "RAY_"
 
 
 @contextmanager
@@ -60,45 +65,76 @@ def running() -> Iterator[None]:
     folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="manta-template-")
     command = [sys.executable, "-m", "app.cli.worker_template", folder]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    assert process.stdin is not None
     try:
         yield
     finally:
-        process.stdin.close()
-        process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # in the midst of imports, too; a copy has a group of its own
+        process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def announce(kind: str, variables: Mapping[str, str]) -> None:
+    """Tell the template of this kind that shall have Ray the environment of those who will ask, before the first of
+    them does."""
+    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
+        template.connect(os.path.join(folder, kind + WITH_RAY))
+        template.sendall(json.dumps({"environment": dict(variables)}).encode())
 
 
 def main(folder: Path) -> None:
     """Serve until the end of the input, or in a copy do what the copy is for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
-    listeners = {kind: _listener(folder / kind) for kind in (HOST, DEVICE)}
+    kinds = [kind + ray for kind in (HOST, DEVICE) for ray in ("", WITH_RAY)]
+    listeners = {kind: _listener(folder / kind) for kind in kinds}
     _import(HOST_MODULES)
-    kind = DEVICE if _fork() else HOST
-    listener = listeners.pop(kind)
-    for other in listeners.values():
-        other.close()
-    if kind == DEVICE:
+    has_device = _fork()
+    if has_device:
         _import(DEVICE_MODULES)
         compile_processes.prepare()
-    gc.collect()
-    gc.freeze()  # what all copies share, and none looks at again
-    if (copied := serve(listener)) is not None:
-        if kind == DEVICE:
+    has_ray = _fork()
+    listener = listeners.pop((DEVICE if has_device else HOST) + (WITH_RAY if has_ray else ""))
+    for other in listeners.values():
+        other.close()
+    copied = None
+    if not has_ray or _import_ray(listener):
+        gc.collect()
+        gc.freeze()  # what all copies share, and none looks at again
+        copied = serve(listener, has_ray)
+    if copied is not None:
+        if has_device:
             compile_processes.begin()
         _take_on(*copied)
-    elif kind == HOST:
+    elif not has_device and not has_ray:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve(listener: socket.socket) -> tuple[dict[str, Any], Sequence[int]] | None:
+def _import_ray(listener: socket.socket) -> bool:
+    """Take the environment of the first who asks or announces it, and import what depends on that. False at the end of
+    the input, and where a copy would not draw ids of its own: who asks is then refused at once."""
+    if (asked := _next(listener)) is None:
+        return False
+    asker, question, files = asked
+    _close(asker, files)
+    _set_environment(question["environment"])
+    with ray_ids.undrawn():
+        _import(RAY_MODULES)
+    if ray_ids.are_apart():
+        return True
+    listener.close()
+    return False
+
+
+def serve(listener: socket.socket, has_ray: bool) -> tuple[dict[str, Any], Sequence[int]] | None:
     """Fork for each who asks and may be copied: in the copy the question and its files, and None at the end of the
     input."""
     while (asked := _next(listener)) is not None:
         asker, question, files = asked
         with suppress(OSError):  # of the fork: no copy
-            if may_be_copied(os.environ, question["environment"]) and _fork():
+            if "argv" in question and may_be_copied(os.environ, question["environment"], has_ray) and _fork():
                 listener.close()
                 _answer(asker)
                 return question, files
@@ -117,10 +153,10 @@ def _answer(asker: socket.socket) -> None:
         os._exit(1)
 
 
-def may_be_copied(own: Mapping[str, str], others: Mapping[str, str]) -> bool:
+def may_be_copied(own: Mapping[str, str], others: Mapping[str, str], has_ray: bool) -> bool:
     """True if a process with the other environment would have imported the same."""
-    names = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)}
-    return all(name in _MAY_DIFFER or name.startswith(_RAYS) for name in names)
+    names = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)} - _MAY_DIFFER
+    return not names if has_ray else all(name == _RAY_READS or name.startswith(_RAYS) for name in names)
 
 
 def _listener(path: Path) -> socket.socket:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from app.telemetry.metrics import METRICS, TOKENS, Scope
 
-_PROCESS_START_S = psutil.Process().create_time()
-
 
 class Histogram(msgspec.Struct, array_like=True):
     """Counts per bucket (not cumulative; the last is above all bounds), with sum and count."""
@@ -73,7 +71,7 @@ class MetricsRecorder:
                     self.histogram(metric.name)
             else:
                 self._values[metric.name] = dict.fromkeys(metric.known_series, 0.0)
-        self.set("process_start_time_seconds", _PROCESS_START_S)
+        self.set("process_start_time_seconds", psutil.Process().create_time())
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Count a value in a histogram."""

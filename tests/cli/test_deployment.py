@@ -154,15 +154,25 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
 
 
-def copies(server: int) -> set[str]:
-    """The titles of worker processes that are copies of one which has not imported Ray."""
+@pytest.mark.parametrize(
+    ("engine", "seconds"),
+    [({"step_timeout_s": 20}, 20.0), ({}, 300.0), ({"step_timeout_s": "long"}, 300.0), (None, 300.0)],
+)
+def test_the_time_of_a_step_is_the_first_models(engine: dict[str, Any] | None, seconds: float) -> None:
+    document = {"applications": [{"args": {"models": [{"engine": engine}]}}]}
+    assert module._step_timeout_s(document) == seconds
+    assert module._step_timeout_s({"applications": [{"args": None}]}) == 300.0
+
+
+def copies_with_ray(server: int) -> set[str]:
+    """The titles of worker processes that are copies of one which has imported Ray."""
     titles = set()
     for process in psutil.Process(server).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             title, template = " ".join(process.cmdline()).strip(), process.parent()
             if template is None or "app.cli.worker_template" not in template.cmdline():
                 continue
-            if not any("_raylet" in region.path for region in template.memory_maps()):
+            if any("_raylet" in region.path for region in template.memory_maps()):
                 titles.add(title.partition(".")[0])
     return titles
 
@@ -179,7 +189,8 @@ def test_sigterm_ends_as_quietly_as_ctrl_c(tmp_path: Path) -> None:
         )
     try:
         wait_until(lambda: "open at http" in log.read_text(), "the server has started")
-        assert {"ray::ServeController", "ray::ServeReplica:manta:Router"} <= copies(server.pid)
+        copies = {"ray::ServeController", "ray::ServeReplica:manta:Router", "ray::WorkerActor"}
+        assert copies <= copies_with_ray(server.pid)
         server.send_signal(signal.SIGTERM)
         assert server.wait(patience_s()) == 0
     finally:

@@ -14,17 +14,19 @@ from typing import Any
 import pytest
 
 from app.cli.ray_worker import become
-from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, may_be_copied
+from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, announce, may_be_copied, running
 from app.engine.executor.ray_workers import HAS_TORCH
 from tests.limits import patience_s, wait_until
 from tests.test_architecture import ROOT
 
-# Templates that import small modules in the place of ours.
+# Templates that import small modules in the place of ours and Ray's.
 TEMPLATE = """
-import sys
+import contextlib, sys, types
 from pathlib import Path
 from app.cli import worker_template as template
 template.HOST_MODULES, template.DEVICE_MODULES = ("fractions", "no_such_module"), ("wave",)
+template.RAY_MODULES = ("colorsys",)
+template.ray_ids = types.SimpleNamespace(undrawn=contextlib.nullcontext, are_apart=lambda: sys.argv[2] == "apart")
 template.main(Path(sys.argv[1]))
 """
 # In the place of Ray's: what it finds itself to be.
@@ -56,14 +58,14 @@ OF_ONE_PROCESS = {"argv", "pid", "modules", "environment"}
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
     """That of templates which run."""
     folder = tmp_path_factory.mktemp("t")
-    command = [sys.executable, "-c", TEMPLATE, str(folder)]
+    command = [sys.executable, "-c", TEMPLATE, str(folder), getattr(request, "param", "apart")]
     environment = {**ENVIRONMENT, become.FOLDER_VARIABLE: str(folder)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as process:
         assert process.stdin is not None
-        wait_until(lambda: (folder / "device").exists(), "both sockets are there")
+        wait_until(lambda: (folder / "device-ray").exists(), "all sockets are there")
         yield folder
         process.stdin.close()
         assert process.wait(patience_s()) == 0
@@ -113,13 +115,69 @@ def test_a_copy_finds_what_a_process_of_its_own_would(tmp_path: Path, folder: Pa
     assert copy["environment"] == judge["environment"]
     assert "fractions" in copy["modules"]
     assert "fractions" not in judge["modules"]
-    assert "wave" not in copy["modules"]
+    assert not {"wave", "colorsys"} & set(copy["modules"])
 
 
 def test_a_worker_that_computes_has_more(tmp_path: Path, folder: Path) -> None:
     copy, _ = began(tmp_path, folder, **HAS_TORCH, OMP_NUM_THREADS="3")
     assert {"fractions", "wave"} <= set(copy["modules"])
     assert copy["environment"]["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("kind", [{}, HAS_TORCH], ids=["host", "device"])
+def test_rays_own_are_those_of_one_environment(tmp_path: Path, folder: Path, kind: dict[str, str]) -> None:
+    first, _ = began(tmp_path, folder, **kind)
+    assert "colorsys" not in first["modules"], "Ray is not imported before its variables are known"
+    second, asker = began(tmp_path, folder, **kind)
+    assert {"fractions", "colorsys"} <= set(second["modules"])
+    assert ("wave" in second["modules"]) is bool(kind)
+    assert second["pid"] != asker
+    assert second["environment"] == first["environment"]
+    other, _ = began(tmp_path, folder, RAY_NODE="8", **kind)
+    assert "colorsys" not in other["modules"]
+    assert "fractions" in other["modules"], "what does not depend on Ray's variables is there all the same"
+
+
+@pytest.mark.parametrize("folder", ["not apart"], indirect=True)
+def test_nobody_is_a_copy_whose_ids_were_those_of_others(tmp_path: Path, folder: Path) -> None:
+    for _ in range(3):
+        copy, asker = began(tmp_path, folder)
+        assert copy["pid"] != asker
+        assert "fractions" in copy["modules"]
+        assert "colorsys" not in copy["modules"]
+
+
+def test_they_may_be_announced(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = began(tmp_path, tmp_path / "none")
+    monkeypatch.setenv(become.FOLDER_VARIABLE, str(folder))
+    variables = {**plain["environment"], become.FOLDER_VARIABLE: str(folder)}
+    announce(become.HOST, variables)
+    announce(become.DEVICE, variables | {"RAY_OF_DEVICES": "1"})
+    first, _ = began(tmp_path, folder)
+    assert "colorsys" in first["modules"]
+    second, _ = began(tmp_path, folder, RAY_OF_DEVICES="1", **HAS_TORCH)
+    assert {"colorsys", "wave"} <= set(second["modules"])
+    announce(become.HOST, variables)  # once more, which begins nothing
+    again, _ = began(tmp_path, folder)
+    assert "colorsys" in again["modules"]
+
+
+def test_nobody_hears_an_announcement_where_no_template_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(become.FOLDER_VARIABLE, str(tmp_path / "none"))
+    announce(become.HOST, {})
+    monkeypatch.delenv(become.FOLDER_VARIABLE)
+    announce(become.HOST, {})
+
+
+def test_an_end_does_not_wait_for_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "aiohttp.py").write_text("import pathlib, time; pathlib.Path('begun').touch(); time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.chdir(tmp_path)
+    with running():
+        folder = Path(os.environ[become.FOLDER_VARIABLE])
+        wait_until((tmp_path / "begun").exists, "the template imports")
+    assert not folder.exists()
+    monkeypatch.delenv(become.FOLDER_VARIABLE)
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:
@@ -134,17 +192,20 @@ def test_without_a_template_it_begins_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "may"),
+    ("others", "may", "may_of_ray"),
     [
-        ({"A": "1"}, True),
-        ({"A": "1", "RAY_JOB_ID": "2", "SPT_NOENV": "1", **HAS_TORCH}, True),
-        ({"A": "2"}, False),
-        ({}, False),
-        ({"A": "1", "LD_PRELOAD": "x.so"}, False),
+        ({"A": "1"}, True, True),
+        ({"A": "1", "OMP_NUM_THREADS": "2", "SPT_NOENV": "1", **HAS_TORCH}, True, True),
+        ({"A": "1", "RAY_JOB_ID": "2"}, True, False),
+        ({"A": "1", "CUDA_VISIBLE_DEVICES": "2"}, True, False),
+        ({"A": "2"}, False, False),
+        ({}, False, False),
+        ({"A": "1", "LD_PRELOAD": "x.so"}, False, False),
     ],
 )
-def test_who_may_be_copied(others: dict[str, str], may: bool) -> None:
-    assert may_be_copied({"A": "1"}, others) is may
+def test_who_may_be_copied(others: dict[str, str], may: bool, may_of_ray: bool) -> None:
+    assert may_be_copied({"A": "1"}, others, has_ray=False) is may
+    assert may_be_copied({"A": "1"}, others, has_ray=True) is may_of_ray
 
 
 def printed(code: str) -> list[str]:
@@ -167,25 +228,22 @@ def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
     assert "ray" not in device
 
 
-def test_copies_draw_random_numbers_and_ids_of_their_own() -> None:
-    """Copies of what had imported `ray.serve` drew the same ids: objects and placement groups were mixed up."""
+def test_copies_draw_random_numbers_of_their_own() -> None:
     code = """
 import os
 from app.cli import worker_template as template
-for name in [name for name in vars(template) if name.endswith("_MODULES")]:
-    template._import(getattr(template, name))
+template._import(template.HOST_MODULES)
 for _ in range(2):
     if template._fork():
         template._begin_libraries()
         import random, uuid
         import numpy
-        import ray, ray.serve
-        print(random.random(), uuid.uuid4(), numpy.random.rand(), ray.ObjectRef.from_random().hex(), flush=True)
+        print(random.random(), uuid.uuid4(), numpy.random.rand(), flush=True)
         os._exit(0)
     os.wait()
 """
     words = printed(code)
-    assert len(words) == len(set(words)) == 8
+    assert len(words) == len(set(words)) == 6
 
 
 def test_a_copy_whose_asker_has_gone_ends() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 FOLDER_VARIABLE = "MANTA_WORKER_TEMPLATE"  # the folder of the templates' sockets
 KIND_VARIABLE = "MANTA_WORKER_KIND"
 HOST, DEVICE = "host", "device"  # the templates: what a worker may be a copy of
+WITH_RAY = "-ray"  # at the end of the name of one that has imported Ray, too, and is asked first
 WORKER = "default_worker.py"
 RAYS_OWN = ("_private", "workers", "setup_worker.py")
 _KNOWN = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
@@ -40,7 +41,8 @@ def become(argv: Sequence[str]) -> None:
     if given.language == "PYTHON" and is_ordinary(context):
         set_environment(context.get("env_vars") or {})
         program = context.get("py_executable") or sys.executable
-        if program == sys.executable and is_copied(command, os.environ.get(KIND_VARIABLE, HOST)):
+        kind = os.environ.get(KIND_VARIABLE, HOST)
+        if program == sys.executable and any(is_copied(command, name) for name in (kind + WITH_RAY, kind)):
             sys.exit()
         os.execv(program, [program, *command])
     os.execv(sys.executable, [sys.executable, rays_own(), *argv])
