@@ -139,7 +139,7 @@ def _announce_workers(document: dict[str, Any]) -> None:
         rays = RAYS_VARIABLES | {"RAY_RAYLET_PID": str(raylet.process.pid)}
         all_have = {**os.environ, **rays, **variables}
         worker_template.announce(become.HOST, all_have)
-        worker_template.announce(become.DEVICE, all_have | worker_environment(_step_timeout_s(document)))
+        worker_template.announce(become.DEVICE, {**all_have, **worker_environment(_step_timeout_s(document))})
 
     Node.start_raylet = start_and_announce
 
