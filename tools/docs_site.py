@@ -23,6 +23,8 @@ PAGES = {  # file of the repository -> page
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "performance.md",
+    "benchmarks/history/gpus_to_2026-11-23.md": "performance_to_2026-11-23.md",
+    "benchmarks/history/gpu_tests.md": "earlier_gpu_tests.md",
     "app/assets/tiny-chat/README.md": "tiny-chat.md",
     "app/assets/tiny-chat-hears/README.md": "tiny-chat-hears.md",
     "app/assets/tiny-chat-sees/README.md": "tiny-chat-sees.md",

@@ -1,18 +1,25 @@
 """The charts at the head of the performance page, of the figures in benchmarks/side_by_side.json.
 
-python -m tools.performance_charts        (the same figures as a table in Markdown, with the floor's share of each)
+python -m tools.performance_charts            (the same figures as a table in Markdown, with the floor's share of each)
+python -m tools.performance_charts --write    (puts the table of README.md between its marks)
 """
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.roofline import Floor
 from loadtest.chart import Line, line_chart
+from tools import markdown
 
-FIGURES = Path(__file__).resolve().parent.parent / "benchmarks/side_by_side.json"
+ROOT = Path(__file__).resolve().parent.parent
+FIGURES, README = ROOT / "benchmarks/side_by_side.json", ROOT / "README.md"
+BEGIN, END = "<!-- speeds: python -m tools.performance_charts --write -->", "<!-- end -->"
+README_BATCHES = (1, 32, 256)
 # Colours of Material's own, which follow the reader's scheme.
 STYLE = """<style>
 .chart { width: 100%; max-width: 560px; height: auto; }
@@ -64,5 +71,31 @@ def page(results: str) -> str:
     return f"{heading}\n\n{charts(json.loads(FIGURES.read_text(encoding='utf-8')))}\n{rest}"
 
 
+def readme() -> str:
+    """README.md with the figures as they are now."""
+    rows = json.loads(FIGURES.read_text(encoding="utf-8"))["decode_ms"]
+    head = ("", *(f"decode at {batch}" for batch in README_BATCHES), "prefill of 8,192")
+    lines = markdown.table(head, ((name, *_beside(row)) for name, row in rows.items()))
+    text = README.read_text(encoding="utf-8")
+    made, count = re.subn(f"{re.escape(BEGIN)}.*?{END}", lambda _: "\n".join([BEGIN, *lines, END]), text, flags=re.S)
+    assert count == 1, "README.md has no place for the figures"
+    return made
+
+
+def _beside(row: dict[str, Any]) -> list[str]:
+    """Manta's milliseconds / vLLM's, the latter in bold where they are fewer."""
+    ours, theirs, prefill = dict(row["Manta"]), dict(row["vLLM"]), row["prefill_8192_ms"]
+    pairs = [(ours[batch], theirs[batch]) for batch in README_BATCHES] + [(prefill["Manta"], prefill["vLLM"])]
+    cells = [(_three_digits(a), _three_digits(b)) for a, b in pairs]
+    return [f"{a} / **{b}**" if float(b) < float(a) else f"{a} / {b}" for a, b in cells]
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:#.3g}".rstrip(".")
+
+
 if __name__ == "__main__":
-    print(table(json.loads(FIGURES.read_text(encoding="utf-8"))))
+    if "--write" in sys.argv[1:]:
+        README.write_text(readme(), encoding="utf-8")
+    else:
+        print(table(json.loads(FIGURES.read_text(encoding="utf-8"))))

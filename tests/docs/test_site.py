@@ -13,7 +13,7 @@ import pytest
 from app.cli.configuration import SERVE_OPTIONS
 from tests.docs.pages import DOCS, ROOT
 from tests.limits import patience_s
-from tools import cli_docs, config_docs
+from tools import cli_docs, config_docs, performance_charts
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 
@@ -61,6 +61,10 @@ def test_the_charts_show_the_figures_of_the_json(site: Path) -> None:
             for batch, ms in row[who]:
                 assert f"<title>{who}: {ms:.4g} at {batch}</title>" in page
     assert "<title>floor: 3.508 at 1</title>" in page, "Llama-8B's weights at the memory's speed"
+
+
+def test_the_readme_shows_the_figures_of_the_json() -> None:
+    assert (ROOT / "README.md").read_text() == performance_charts.readme(), "python -m tools.performance_charts --write"
 
 
 def test_links_between_pages_of_the_repository(site: Path) -> None:
