@@ -72,6 +72,7 @@ def test_room_for_the_chunks(name: str) -> None:
     assert all(0 <= number < room for number in numbers)
 
 
+@pytest.mark.skipif(cases.DEVICE != "cpu", reason="emulated on a CPU; with a GPU the cases lie there")
 @pytest.mark.parametrize("values", [64, 128])
 @pytest.mark.parametrize("name", ["mixed", "prompts-padded", "prompts"])
 def test_meaning(name: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
