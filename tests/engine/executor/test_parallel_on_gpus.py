@@ -108,6 +108,7 @@ def two_ray_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray = pytest.importorskip("ray")  # which a machine for the rest may lack
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray would count them
     ray.init(
+        num_cpus=4,  # Ray begins a process for each
         num_gpus=2,
         include_dashboard=False,
         log_to_driver=False,
