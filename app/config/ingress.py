@@ -20,9 +20,12 @@ KEYS_FILE_VARIABLE = "MANTA_API_KEYS_FILE"
 # What each ingress replica allows, so that several allow as many times as much.
 PER_INGRESS = frozenset(
     {
+        "cache_bytes",
+        "decode_memory_bytes",
         "max_background_responses",
         "max_batch_concurrency",
         "max_bodies_bytes",
+        "max_decoders",
         "max_sockets",
         "max_tenant_background_responses",
         "max_tenant_sockets",
@@ -132,4 +135,5 @@ class IngressConfig(Frozen):
     @property
     def is_bounded(self) -> bool:
         """True if the operator has set a bound that each ingress replica has for itself."""
-        return bool(PER_INGRESS & (self.model_fields_set | self.limits.model_fields_set))
+        given = self.model_fields_set | self.limits.model_fields_set | self.media.model_fields_set
+        return bool(PER_INGRESS & given)

@@ -4,7 +4,8 @@ lately."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
@@ -57,18 +58,39 @@ def digest_of(key: bytes, parts: Sequence[bytes]) -> bytes:
 
 
 class PictureCache:
-    """Pictures by a digest of their files, for many threads; bounded in bytes."""
+    """Pictures by a digest of their files, for many threads; bounded in bytes. Those who ask at once for one that is
+    not here have it read once: they wait where each would wait for a process of its own."""
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: SizedCache[Picture] = SizedCache(max_bytes)
+        self._reading: dict[bytes, Future[Picture]] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: bytes) -> Picture | None:
-        """The picture of a file; None: it is not here."""
+    def kept(self, key: bytes, read: Callable[[], Picture]) -> Picture:
+        """The picture of a file, which `read` gives where it is not here; what it raises, all who wait for it raise."""
         with self._lock:
-            return self._pictures.find(key)
+            found = self._pictures.find(key)
+            if found is not None:
+                return found
+            reading = self._reading.get(key)
+            if reading is None:
+                own = self._reading[key] = Future()
+        return reading.result() if reading is not None else self._read(key, read, own)
 
-    def add(self, key: bytes, picture: Picture) -> None:
-        """Keep a picture, if one of its size may be kept."""
+    def _read(self, key: bytes, read: Callable[[], Picture], own: Future[Picture]) -> Picture:
+        try:
+            found = read()
+        except BaseException as error:
+            self._end(key, None)
+            own.set_exception(error)
+            raise
+        self._end(key, found)
+        own.set_result(found)
+        return found
+
+    def _end(self, key: bytes, found: Picture | None) -> None:
+        """Nobody reads it now; keep it, if one of its size may be kept."""
         with self._lock:
-            self._pictures.keep(key, picture, len(picture.pixels))
+            del self._reading[key]
+            if found is not None:
+                self._pictures.keep(key, found, len(found.pixels))

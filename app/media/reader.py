@@ -121,12 +121,7 @@ class MediaReader:
 
     def _kept(self, parts: Sequence[bytes], read: Callable[[], Picture]) -> Picture:
         """Returns what is remembered under these parts, or is read now."""
-        file = digest_of(self._key, parts)
-        found = self._cache.get(file)
-        if found is None:
-            found = read()
-            self._cache.add(file, found)
-        return found
+        return self._cache.kept(digest_of(self._key, parts), read)
 
     def _named(self, family: str, processor: MediaProcessor, tenant: str) -> list[bytes]:
         """Returns whose it is and all that decides what its pixels become."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import psutil
@@ -79,6 +81,37 @@ def test_a_file_that_came_before_is_not_decoded_again(reader: MediaReader, monke
     assert reader.read(data, "qwen_vl", PROCESSOR) is first
     with pytest.raises(TypeError):
         reader.read(data, "qwen_vl", PROCESSOR, "another tenant")
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_new_file_that_several_bring_at_once_is_decoded_once(
+    reader: MediaReader, monkeypatch: pytest.MonkeyPatch, is_right: bool
+) -> None:
+    """What is wrong with it all of them are told, and the next one has it looked at again."""
+    data, begun, go, calls = file_of(picture(64, 64, seed=8 + is_right)), threading.Event(), threading.Event(), []
+    plain = decoders.Decoders.decode
+
+    def decode(*given: Any) -> decoders.Decoded:
+        calls.append(given)
+        begun.set()
+        assert go.wait(limits.patience_s())
+        if not is_right:
+            raise InvalidRequestError("is no picture")
+        return plain(*given)
+
+    monkeypatch.setattr(decoders.Decoders, "decode", decode)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(reader.read, data, "qwen_vl", PROCESSOR)
+        assert begun.wait(limits.patience_s())
+        others = [pool.submit(reader.read, data, "qwen_vl", PROCESSOR) for _ in range(3)]
+        go.set()
+        if is_right:
+            assert {id(one.result()) for one in others} == {id(first.result())}
+            assert len(calls) == 1
+        else:
+            assert {type(one.exception()) for one in (first, *others)} == {InvalidRequestError}
+    monkeypatch.setattr(decoders.Decoders, "decode", plain)
+    assert reader.read(data, "qwen_vl", PROCESSOR).pixels
 
 
 def test_a_picture_that_is_too_much_costs_a_process() -> None:

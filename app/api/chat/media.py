@@ -4,9 +4,10 @@ the event loop."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from app.api.chat.media_parts import MediaPart
 from app.api.http.held_bytes import Holding
@@ -22,6 +23,8 @@ from app.text.model_items import NOUNS
 from app.text.model_media import ModelMedia
 from app.text.prompt_size import TextRoom
 from app.text.served_model import ServedModel
+
+AT_ONCE = 4  # of the items of many prompts: so many files are held, and fetched, at a time
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +58,23 @@ async def read_media(
         return await _all_read(work, media, memory, shown, room)
     finally:
         memory.give_files_back()
+
+
+async def read_apart(
+    work: RequestWork,
+    model: ServedModel,
+    asked: Sequence[tuple[str, MediaPart]],
+    limits: RequestLimits,
+    room: TextRoom,
+) -> list[Picture]:
+    """The same of items that are each shown in a prompt of its own; a few are read side by side."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def read(one: tuple[str, MediaPart]) -> Picture:
+        async with turns:
+            return (await read_media(work, model, [one], limits, room))[0]
+
+    return await _all([read(one) for one in asked])
 
 
 def _taking(model: ServedModel, asked: Sequence[tuple[str, MediaPart]]) -> ModelMedia:
@@ -135,7 +155,11 @@ async def _all_read(
 ) -> list[Picture]:
     """The items, each counted as soon as it is there; where one cannot be shown, the others are given up."""
     turn = asyncio.Lock()  # a request has one video decoded at a time, so that others find threads beside it
-    tasks = [asyncio.ensure_future(_read(work, media, memory, one, room, turn)) for one in shown]
+    return await _all([_read(work, media, memory, one, room, turn) for one in shown])
+
+
+async def _all(reads: Sequence[Coroutine[Any, Any, Picture]]) -> list[Picture]:
+    tasks = [asyncio.ensure_future(one) for one in reads]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from app.api.chat.media import read_media
+from app.api.chat.media import read_apart, read_media
 from app.api.chat.media_parts import ImagePart
 from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.api.pooling.protocol import ScoredText
@@ -53,7 +53,9 @@ async def read_pairs(
     """The prompts of pairs with pictures, each of which is read once."""
     refuse_cut(room)
     parts = {one.image.url: one.image for pair in pairs for one in pair if one.image is not None}
-    shown = {url: await read_media(work, model, [(part.field(""), part)], limits, room) for url, part in parts.items()}
+    asked = [(part.field(""), part) for part in parts.values()]
+    found = await read_apart(work, model, asked, limits, room)
+    shown = {url: [picture] for url, picture in zip(parts, found, strict=True)}
     assert model.media is not None
     room.check(model.tokenizer, max(len(first.text) + len(second.text) for first, second in pairs))
     _check_values(pairs, shown, model.media.reader.config.max_prompt_bytes)

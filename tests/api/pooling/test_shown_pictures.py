@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,11 +20,12 @@ from app.api.pooling.pictures import read_pairs
 from app.api.pooling.protocol import ScoredText
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
+from app.media.picture import Picture
 from app.media.reader import MediaReader
 from app.text.pair_template import _QWEN3_VL
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.prompt_size import TextRoom
-from tests.limits import run
+from tests.limits import patience_s, run
 from tests.media.media_model import END, PAD, START, reader, seeing, write_media_model
 from tests.media.pictures import file_of, picture
 
@@ -50,9 +52,11 @@ def shown(file: bytes, field: str) -> ScoredText:
     return ScoredText("", ImagePart.of(url, None, field))
 
 
-def read(path: Path, own: MediaReader, documents: list[ScoredText], held: HeldBytes | None = None) -> Any:
+def read(
+    path: Path, own: MediaReader, documents: list[ScoredText], held: HeldBytes | None = None, threads: int = 1
+) -> Any:
     """The prompts of pairs with one picture as their query, each made after the other."""
-    work = RequestWork(WorkPool(1), holding=Holding(held or HeldBytes(1 << 30), ""))
+    work = RequestWork(WorkPool(threads), holding=Holding(held or HeldBytes(1 << 30), ""))
     pairs = [(shown(FILES[0], "query.image"), document) for document in documents]
     return run(read_pairs(work, seeing(path, own), TEMPLATE, pairs, RequestLimits(), ROOM))
 
@@ -72,6 +76,27 @@ def test_many_short_documents_beside_a_picture_are_not_written_on_the_event_loop
     assert len(read(path, own_reader, MANY)) == len(MANY)
     assert threads
     assert all(name.startswith("work") for name in threads)
+
+
+def test_pictures_of_many_prompts_are_read_side_by_side(
+    path: Path, own_reader: MediaReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two are both under way before either is done; they stand where they were asked for."""
+    meeting, began, plain = threading.Barrier(2), itertools.count(), own_reader.read
+
+    def met(*arguments: Any) -> Picture:
+        if next(began) < 2:
+            meeting.wait(patience_s())
+        return plain(*arguments)
+
+    monkeypatch.setattr(own_reader, "read", met)
+    others = [shown(file_of(picture(40 + 30 * seed, 40, seed)), f"documents.{seed}.image") for seed in range(5)]
+    together = read(path, own_reader, others, threads=3)
+    monkeypatch.undo()
+    apart = [prompt for document in others for prompt in read(path, own_reader, [document])]
+    assert [prompt.token_ids for prompt in together] == [prompt.token_ids for prompt in apart]
+    digests = [[[item.digest for item in prompt.asks[0].items] for prompt in prompts] for prompts in (together, apart)]
+    assert digests[0] == digests[1]
 
 
 def test_a_picture_counts_as_often_as_prompts_show_it(path: Path, own_reader: MediaReader) -> None:

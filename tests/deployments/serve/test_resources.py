@@ -64,6 +64,8 @@ def test_bundles() -> None:
         ([{"CPU": 128.0, "GPU": 8.0}], {"max_sockets": 10}, 1),
         ([{"CPU": 128.0, "GPU": 8.0}], {"max_sockets": 10, "num_replicas": 2}, 2),
         ([{"CPU": 128.0, "GPU": 8.0}], {"limits": {"max_n": 4}}, 4),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"media": {"max_decoders": 4}}, 1),
+        ([{"CPU": 128.0, "GPU": 8.0}], {"media": {"max_images": 4}}, 4),
     ],
 )
 def test_ingresses_by_default(nodes: list[dict[str, float]], ingress: dict[str, Any], number: int) -> None:
