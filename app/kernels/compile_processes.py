@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+LIMIT_S = 120  # of a kernel; the slowest take some 4 s. Who has waited so long compiles it itself
 _LENGTH = struct.Struct("<Q")
 _control: tuple[socket.socket, int] | None = None  # to the process that the others are forked of, and its number
 
@@ -68,13 +69,19 @@ class Compiler:
     """One of them, for one thread."""
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(LIMIT_S)
         self._connection = connection
 
     def compile(self, source: bytes) -> None:
-        """Return once it has compiled what `described` gave, or could not. OSError where it is gone."""
-        self._connection.sendall(_LENGTH.pack(len(source)) + source)
-        if not self._connection.recv(1):
-            raise ConnectionError
+        """Return once it has compiled what `described` gave, or could not. OSError where it is gone, or hangs: then at
+        once from there on."""
+        try:
+            self._connection.sendall(_LENGTH.pack(len(source)) + source)
+            if not self._connection.recv(1):
+                raise ConnectionError
+        except OSError:
+            self._connection.close()
+            raise
 
 
 def new_compiler() -> Compiler | None:
@@ -111,17 +118,26 @@ def _is_in_use() -> bool:
 
 
 class _Named:
-    """A function of Triton's by its name."""
+    """A function of Triton's by its name, with its key. Triton's keys depend on which functions that it calls had one
+    before it (3.6, 3.7: `DependenciesFinder._update_hash`), so another process would find other ones, and what it
+    compiles would lie where nobody looks."""
 
     def __init__(self, function: Any) -> None:
         self.module, self.name = function.fn.__module__, function.fn.__qualname__
         if self.module == "__main__" or self.found() is not function:
             raise ValueError(self.name)
+        self.key = function.cache_key
 
     def found(self) -> Any:
         """That function."""
         found = getattr(importlib.import_module(self.module), self.name, None)
         return getattr(found, "function", found)
+
+    def taken_on(self) -> Any:
+        """That function, in another process."""
+        function = self.found()
+        function.hash = self.key
+        return function
 
 
 def _let_go_of_files(but: int) -> None:
@@ -152,8 +168,10 @@ def _fork_compilers(control: socket.socket) -> None:
 def _serve(connection: socket.socket) -> None:
     file = connection.makefile("rb")
     while head := file.read(_LENGTH.size):
+        signal.alarm(LIMIT_S)  # which ends this process
         with suppress(Exception):  # the thread that asked meets it again
             _compile(file.read(*_LENGTH.unpack(head)))
+        signal.alarm(0)
         connection.sendall(b"1")
 
 
@@ -161,6 +179,6 @@ def _compile(source: bytes) -> None:
     from triton.compiler import compile as compile_kernel
 
     module, kind, function, target, signature, constants, options, attributes = pickle.loads(source)
-    found = {key: value.found() if isinstance(value, _Named) else value for key, value in constants.items()}
+    found = {key: value.taken_on() if isinstance(value, _Named) else value for key, value in constants.items()}
     make = getattr(sys.modules.get(module) or importlib.import_module(module), kind)
-    compile_kernel(make(function.found(), signature, found, attributes), target=target, options=options)
+    compile_kernel(make(function.taken_on(), signature, found, attributes), target=target, options=options)

@@ -53,6 +53,20 @@ class Driver:
         return lambda *arguments: launched.append(arguments[:3])
 
 
+_TWO = tl.constexpr(2)
+
+
+@triton.jit
+def doubled(x):  # type: ignore[no-untyped-def]
+    return x * _TWO
+
+
+@triton.jit
+def call_kernel(p_x, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+    o = tl.arange(0, BN)
+    tl.store(p_x + o, doubled(tl.load(p_x + o)))
+
+
 @triton.jit
 def double_kernel(p_x, n, BN: tl.constexpr):  # type: ignore[no-untyped-def]
     o = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -15,7 +15,25 @@ from triton import knobs
 
 from app.kernels import compile_processes
 from app.kernels.compile_ahead import compile_ahead
-from tests.kernels.compile_ahead_without_gpu import CPU, Driver, broken_kernel, double_kernel
+from tests.kernels.compile_ahead_without_gpu import (
+    CPU,
+    Driver,
+    broken_kernel,
+    call_kernel,
+    double_kernel,
+    doubled,
+)
+
+
+def hits_of_a_kernel_whose_key_depends_on_the_order() -> list[bool]:
+    """Of a process that found another key by itself."""
+    hits = list[bool]()
+    knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    _ = doubled.cache_key  # before that of its caller, so the caller's is another one
+    with compile_ahead(CPU) as ahead:
+        call_kernel[(1,)](torch.zeros(64), BN=16)
+    assert (ahead.compiled, ahead.failed) == (1, 0), ahead
+    return hits
 
 
 def launch(size: int) -> None:
@@ -58,6 +76,9 @@ def main() -> None:
     assert hits_of(32) == [True], "a process has"
     assert compile_processes._control is None
     assert not os.path.exists(f"/proc/{number}"), "they end with the start"
+
+    compile_processes.begin()
+    assert hits_of_a_kernel_whose_key_depends_on_the_order() == [True]
 
     compile_processes.begin()
     asked = list[bytes]()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from app.kernels import compile_processes
-from app.kernels.compile_processes import begin, described, new_compiler
+from app.kernels.compile_processes import Compiler, begin, described, new_compiler
 from tests.test_architecture import ROOT
 
 
@@ -45,3 +47,34 @@ def test_a_kernel_that_has_no_name_is_not_sent() -> None:
     function: Any = SimpleNamespace(fn=kernel, ASTSource=SimpleNamespace)
     with pytest.raises(ValueError, match="kernel"):
         described(function, None, {}, {}, SimpleNamespace(), {})
+
+
+def test_one_that_hangs_is_not_waited_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_processes, "LIMIT_S", 0.01)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        compiler = Compiler(ours)
+        with pytest.raises(TimeoutError):
+            compiler.compile(b"a kernel")
+        with pytest.raises(OSError, match="descriptor"):
+            compiler.compile(b"another")
+
+
+def test_one_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the alarm of the process, which ends it in native code, too."""
+    monkeypatch.setattr(compile_processes, "LIMIT_S", 1)
+    monkeypatch.setattr(compile_processes, "_compile", lambda _: threading.Event().wait())
+    ours, theirs = socket.socketpair()
+    if (number := os.fork()) == 0:
+        try:
+            ours.close()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            compile_processes._serve(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    with ours:
+        ours.sendall(compile_processes._LENGTH.pack(1) + b"k")
+        assert ours.recv(1) == b"", "it is gone"
+    _, status = os.waitpid(number, 0)
+    assert os.WTERMSIG(status) == signal.SIGALRM
