@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import renamed
-from app.checkpoints.tensors.tensor_view import rows_of
 from app.models.alibi import alibi_slopes
 from app.models.blocks import Blocks, layer_norm, plain_mlp
 from app.models.decoder import CausalLM
 from app.models.decoder_layers.parallel import ParallelLayer, TwoNormParallelLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings
-from app.models.families.gpt_neox import part_of_heads
+from app.models.grouped_heads import taken_apart
 
 _NAMES = [
     (r"^transformer\.h\.", "model.layers."),
@@ -59,12 +57,4 @@ class FalconForCausalLM(CausalLM):
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Our names, `query_key_value` taken apart."""
-        own = renamed(name, _NAMES)
-        head, found, leaf = own.rpartition(".self_attention.query_key_value.")
-        if not found:
-            yield own, tensor
-            return
-        queries = settings.num_heads // settings.num_kv_heads
-        for part, first, count in (("q_proj", 0, queries), ("k_proj", queries, 1), ("v_proj", queries + 1, 1)):
-            take = partial(part_of_heads, head_dim=settings.head_dim, group=queries + 2, first=first, count=count)
-            yield f"{head}.self_attn.{part}.{leaf}", rows_of(tensor, take)
+        return taken_apart(settings, renamed(name, _NAMES), tensor, ".self_attention.query_key_value.")

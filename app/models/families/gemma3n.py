@@ -26,9 +26,9 @@ from app.layers.weight import REPLICATED, Weight
 from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.base import DecoderLayer
 from app.models.decoder_layers.per_layer_inputs import PerLayerInputs
-from app.models.decoder_settings import DecoderSettings, every_nth_full, layer_types, windows_of
+from app.models.decoder_settings import DecoderSettings, every_nth_full, layer_types
 from app.models.families.gemma3 import Gemma3ForCausalLM
-from app.models.families.gemma4 import Attentions, Gemma4Layout, LayerInput
+from app.models.families.gemma4 import Attentions, Gemma4Layout, LayerInput, gemma4_settings
 
 _ELSEWHERE = ("model.embed_vision.", "model.embed_audio.", "model.audio_tower.", "model.vision_tower.")
 _NAMES: list[Rule] = [
@@ -202,22 +202,8 @@ class Gemma3nForCausalLM(Gemma3ForCausalLM):
         hf = info.hf_config
         if hf.get("altup_active_idx"):
             raise UnsupportedError(f"altup_active_idx={hf['altup_active_idx']} is not supported", param="model")
-        kinds = _layout(info).kinds
-        settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu_pytorch_tanh")
-        bias = bool(hf.get("attention_bias", False))
-        return replace(
-            settings,
-            head_dim=int(hf.get("head_dim") or 256),
-            qkv_bias=bias,
-            output_bias=bias,
-            qk_norm="head_rms",
-            norms_values=True,
-            attention_scale=1.0,
-            embedding_scale=settings.hidden_size**0.5,
-            logit_soft_cap=hf.get("final_logit_softcapping", 30.0),
-            sliding_windows=windows_of(info, kinds, 512),
-            rope_types=kinds,
-        )
+        settings = gemma4_settings(info, _layout(info).kinds)
+        return replace(settings, logit_soft_cap=hf.get("final_logit_softcapping", 30.0))
 
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:

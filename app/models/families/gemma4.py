@@ -240,6 +240,25 @@ class Gemma4Layer(DecoderLayer):
         return (x if next_norm is None else next_norm(x)), x
 
 
+def gemma4_settings(info: ModelInfo, kinds: tuple[str, ...]) -> DecoderSettings:
+    """The settings of config.json that Gemma 3n and 4 have alike; `kinds`: of their layers."""
+    hf = info.hf_config
+    settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu_pytorch_tanh")
+    bias = bool(hf.get("attention_bias", False))
+    return replace(
+        settings,
+        head_dim=int(hf.get("head_dim") or 256),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="head_rms",
+        norms_values=True,
+        attention_scale=1.0,
+        embedding_scale=settings.hidden_size**0.5,
+        sliding_windows=windows_of(info, kinds, 512),
+        rope_types=kinds,
+    )
+
+
 class Gemma4ForCausalLM(CausalLM):
     """Norms hold their weights as they are; scores are not scaled; values are normed, too."""
 
@@ -251,22 +270,9 @@ class Gemma4ForCausalLM(CausalLM):
     def settings(info: ModelInfo) -> DecoderSettings:
         """The settings of config.json."""
         hf, layout = info.hf_config, Gemma4Layout.of(info)
-        settings = DecoderSettings.from_info(info, tied=True, hidden_act="gelu_pytorch_tanh")
-        bias = bool(hf.get("attention_bias", False))
-        return replace(
-            settings,
-            head_dim=int(hf.get("head_dim") or 256),
-            qkv_bias=bias,
-            output_bias=bias,
-            qk_norm="head_rms",
-            norms_values=True,
-            attention_scale=1.0,
-            embedding_scale=settings.hidden_size**0.5,
-            logit_soft_cap=hf.get("final_logit_softcapping"),
-            sliding_windows=windows_of(info, layout.kinds, 512),
-            rope_types=layout.kinds,
-            experts=_experts(info) if hf.get("enable_moe_block") else None,
-        )
+        experts = _experts(info) if hf.get("enable_moe_block") else None
+        soft_cap = hf.get("final_logit_softcapping")
+        return replace(gemma4_settings(info, layout.kinds), logit_soft_cap=soft_cap, experts=experts)
 
     @classmethod
     def blocks_of(cls, info: ModelInfo) -> Blocks:

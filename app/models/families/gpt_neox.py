@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
-
-import torch
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import renamed
-from app.checkpoints.tensors.tensor_view import rows_of
-from app.errors import CheckpointError
 from app.layers.rope_scaling import RopeSettings
 from app.models.blocks import Blocks, layer_norm, plain_mlp
 from app.models.decoder import CausalLM, Ropes
 from app.models.decoder_layers.parallel import TwoNormParallelLayer
 from app.models.decoder_settings import DecoderSettings
+from app.models.grouped_heads import taken_apart
 
 _NAMES = [
     (r"^gpt_neox\.", "model."),
@@ -29,16 +25,6 @@ _NAMES = [
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
 ]
 _BUFFERS = (".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq")
-
-
-def part_of_heads(x: torch.Tensor, head_dim: int, group: int, first: int, count: int) -> torch.Tensor:
-    """The rows of one projection: heads `first` to `first + count` of each group of `group` heads [.., D].
-    CheckpointError where they are no such groups."""
-    if len(x) % (group * head_dim):
-        what = f"{len(x)} rows of queries, keys and values are no groups of {group} heads of {head_dim}"
-        raise CheckpointError(what, param="model")
-    heads = x.reshape(-1, group, head_dim, *x.shape[1:])
-    return heads[:, first : first + count].reshape(-1, *x.shape[1:])
 
 
 class GPTNeoXForCausalLM(CausalLM):
@@ -73,11 +59,4 @@ class GPTNeoXForCausalLM(CausalLM):
         """Our names, `query_key_value` taken apart."""
         if name.endswith(_BUFFERS):
             return
-        own = renamed(name, _NAMES)
-        head, found, leaf = own.rpartition(".attention.query_key_value.")
-        if not found:
-            yield own, tensor
-            return
-        for first, part in enumerate(("q_proj", "k_proj", "v_proj")):
-            take = partial(part_of_heads, head_dim=settings.head_dim, group=3, first=first, count=1)
-            yield f"{head}.self_attn.{part}.{leaf}", rows_of(tensor, take)
+        yield from taken_apart(settings, renamed(name, _NAMES), tensor, ".attention.query_key_value.")

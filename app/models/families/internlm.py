@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
-from app.checkpoints.tensors.tensor_view import rows_of
 from app.models.decoder import CausalLM
 from app.models.decoder_settings import DecoderSettings
-from app.models.families.gpt_neox import part_of_heads
+from app.models.grouped_heads import taken_apart
 
 _NAMES: list[Rule] = [
     (r"^model\.tok_embeddings\.", "model.embed_tokens."),
@@ -38,15 +36,7 @@ class InternLM2ForCausalLM(CausalLM):
     @staticmethod
     def tensors(settings: DecoderSettings, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
         """Llama's names, `wqkv` taken apart."""
-        own = renamed(name, _NAMES)
-        head, found, leaf = own.rpartition(".attention.wqkv.")
-        if not found:
-            yield own, tensor
-            return
-        queries = settings.num_heads // settings.num_kv_heads
-        for part, first, count in (("q_proj", 0, queries), ("k_proj", queries, 1), ("v_proj", queries + 1, 1)):
-            take = partial(part_of_heads, head_dim=settings.head_dim, group=queries + 2, first=first, count=count)
-            yield f"{head}.self_attn.{part}.{leaf}", rows_of(tensor, take)
+        return taken_apart(settings, renamed(name, _NAMES), tensor, ".attention.wqkv.")
 
 
 class InternLM3ForCausalLM(CausalLM):

@@ -14,7 +14,7 @@ from app.checkpoints.tensors.reader import DirectReader
 from app.checkpoints.tensors.tensor_view import computed, pairs_to_halves, rows, split_rows, transposed
 from app.errors import CheckpointError
 from app.loading.load_formats.safetensors import open_files
-from app.models.families.gpt_neox import part_of_heads
+from app.models.grouped_heads import part_of_heads
 from tests.tiny_models import tiny_model
 
 
