@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from app.kernels.attention import AttentionMetadata
-from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, WholeStep
+from app.kernels.gemm.tiled import TiledWeight
+from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, StepWeight, WholeStep
 from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.linear import Linear
@@ -60,7 +61,7 @@ class DecoderStep:
             return None
         rotation = self._rotary.of_step(ctx)
         linears = (one for layer in self._layers for one in _linears(layer))
-        if rotation.query_scale is not None or any(one.packed is not None or one.delta is not None for one in linears):
+        if rotation.query_scale is not None or any(_weight(one) is None or one.delta is not None for one in linears):
             return None
         token = StepToken(rotation.cos, rotation.sin, meta.slot_mapping, meta.seq_lens, meta.block_table)
         layers = [_tensors(layer, ctx.kv_caches[layer.self_attn.layer_index]) for layer in self._layers]
@@ -97,8 +98,16 @@ def _linears(layer: PreNormLayer) -> Iterator[Linear]:
     yield from (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
 
 
+def _weight(linear: Linear) -> StepWeight | None:
+    """Returns what a product reads; None: a whole step does not know it."""
+    packed = linear.packed
+    if packed is None:
+        return linear.weight
+    return packed.stored if isinstance(packed, TiledWeight) and packed.keeps_inputs else None
+
+
 def _tensors(layer: PreNormLayer, cache: torch.Tensor) -> StepLayer:
-    qkv, output, gate_up, down = (linear.weight for linear in _linears(layer))
+    qkv, output, gate_up, down = (weight for linear in _linears(layer) if (weight := _weight(linear)) is not None)
     attention: Any = layer.self_attn
     first, second = layer.input_layernorm, layer.post_attention_layernorm
     assert first is not None

@@ -94,7 +94,7 @@ from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
-from app.kernels.whole_step.forms import BF16
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from tests.kernels.compiled_code import Launch, fault_of
 from tests.kernels.stub_gpu import as_on
 
@@ -504,22 +504,35 @@ def state_spaces(dtype: torch.dtype, sizes: tuple[int, int, int, int], channels:
         recurrent_ops.selective_scan(scanned, torch.zeros(1, channels, 16), step)
 
 
-def whole_step(shape: StepShape) -> None:
+def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
     """A layer of a step of one token, all of it in one memory."""
-    s, tile = shape, persistent.tile_of(shape)
+    s, tile = shape, persistent.tile_of(shape, form)
     assert tile is not None
     attended, projected = s.heads * s.head_dim, (s.heads + 2 * s.kv_heads) * s.head_dim
     sizes = [(projected, s.hidden), (s.hidden, attended), (2 * s.intermediate, s.hidden), (s.hidden, s.intermediate)]
     sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,), (4, 2, s.kv_heads, 16, s.head_dim)]
     counts = [int(torch.Size(size).numel()) for size in sizes]
     parts = torch.empty(sum(counts), dtype=torch.bfloat16).split(counts)
-    qkv, out, gate_up, down, norm, mlp_norm, *more = (x.view(size) for x, size in zip(parts, sizes, strict=True))
+    found = [x.view(size) for x, size in zip(parts, sizes, strict=True)]
+    qkv, out, gate_up, down = (x if form is BF16 else bytes_of(x, form) for x in found[:4])
+    norm, mlp_norm, *more = found[4:]
     heads = more[:2] if s.norms_heads else (None, None)
     layer = StepLayer(norm, qkv, heads[0], heads[1], out, mlp_norm, gate_up, down, more[2])
     table = torch.zeros(1, 4, dtype=torch.int32)
     token = StepToken(zeros(s.head_dim), zeros(s.head_dim), torch.zeros(1, dtype=torch.int64), table[0, :1], table)
-    step = persistent.PersistentStep(s, {BF16: tile}, torch.device("cpu"))
+    step = persistent.PersistentStep(s, {form: tile}, torch.device("cpu"))
     assert step.run(zeros(1, s.hidden), [layer], token) is not None
+
+
+def bytes_of(weight: torch.Tensor, form: StepForm) -> StoredTiles:
+    """A weight of 8 bits in the first half of the memory of one in bf16."""
+    (columns, size), is_blocks = weight.shape, form is FP8_BLOCKS
+    words = weight.view(torch.int16).view(-1)[: weight.numel() // 2].view(columns, size // 2)
+    scales = torch.zeros((size // 128, columns // 128) if is_blocks else (1, columns))
+    kind, group, rows = (
+        ("int8", size, 1) if form is INT8 else ("e4m3", 128 if is_blocks else size, 128 if is_blocks else 1)
+    )
+    return StoredTiles(kind, words, scales, None, None, size, 128, group, rows)
 
 
 def sharing(num_requests: int) -> None:
@@ -640,6 +653,10 @@ def all_calls() -> list[Callable[[], None]]:
             else [
                 partial(whole_step, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False)),
                 partial(whole_step, StepShape(1024, *qwen, 3072, 1e-6, 0.1, norms_heads=True)),
+                *(
+                    partial(whole_step, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False), form)
+                    for form in (INT8, FP8, FP8_BLOCKS)
+                ),
             ]
         ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),

@@ -47,9 +47,14 @@ class Pointer:
     def __sub__(self, offset: Any) -> Pointer:
         return Pointer(self.numbers, self.offset - offset)
 
-    def to(self, dtype: Any) -> Pointer:
-        """As a number, which assembly reads from."""
-        return self
+    def to(self, dtype: Any, bitcast: bool = False) -> Pointer:
+        """As a number, which assembly reads from; or as a pointer to numbers of another type."""
+        if not bitcast:
+            return self
+        num_bytes = (self.numbers.storage_offset() + int(self.offset)) * self.numbers.itemsize
+        assert num_bytes % dtype.itemsize == 0
+        storage = self.numbers.untyped_storage()
+        return Pointer(torch.empty(0, dtype=dtype).set_(storage, num_bytes // dtype.itemsize, (1,), (1,)))
 
     def places(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All numbers from the tensor's first one on, which of them are meant, and where these are seen."""
@@ -192,6 +197,12 @@ def _product(a: Any, b: Any, acc: torch.Tensor, *, use_acc: bool = True, is_asyn
     return acc + made if use_acc else made
 
 
+def _unpacked(words: torch.Tensor, part: int, form: str, dtype: torch.dtype) -> torch.Tensor:
+    """Part `part` of words of two numbers each."""
+    codes = (words.as_subclass(torch.Tensor) >> 8 * part & 0xFF).to(torch.uint8)
+    return codes.view(torch.int8 if form == "int8" else torch.float8_e4m3fn).to(dtype).as_subclass(Numbers)
+
+
 def _wait(outstanding: int, deps: Sequence[torch.Tensor]) -> Any:
     return deps[0] if len(deps) == 1 else tuple(deps)
 
@@ -276,7 +287,7 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
     layouts = "NVMMASharedLayout SwizzledSharedLayout BlockedLayout SliceLayout NVMMADistributedLayout DotOperandLayout"
     return types.SimpleNamespace(
         **dict.fromkeys(layouts.split(), _nothing),
-        **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int32", "int64")},
+        **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "int16", "int32", "int64")},
         **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "rsqrt", "reshape")},
         constexpr=object, static_range=range, thread_barrier=_nothing, convert_layout=lambda x, layout: x,
         program_id=lambda i: torch.tensor(program[i]).as_subclass(Numbers),
@@ -284,6 +295,7 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype).as_subclass(Numbers),
         full=lambda shape, x, dtype, layout=None: torch.full(shape, x, dtype=dtype).as_subclass(Numbers),
         minimum=_least, maximum=_most, where=_where, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
+        pointer_type=lambda dtype: dtype, permute=lambda x, order: x.permute(order),
         expand_dims=lambda x, axis: x.unsqueeze(axis), tuple=tuple, atomic_add=_add, cdiv=lambda a, b: -(-a // b),
         associative_scan=lambda x, axis, _: x.cumsum(axis), inline_asm_elementwise=_assembly,
         load=_load, store=_store, allocate_shared_memory=_allocate, warp_specialize=_side_by_side,
@@ -300,7 +312,7 @@ _HOPPERS = {
         async_copy_global_to_shared=_bring, async_copy_shared_to_global=_take, store_wait=_nothing
     ),
     "fence_async_shared": _nothing, "thread_barrier": _nothing, "warpgroup_mma": _product,
-    "warpgroup_mma_wait": _wait,
+    "warpgroup_mma_wait": _wait, "mma_v2": _product, "unpack": _unpacked,
 }  # fmt: skip
 
 

@@ -13,7 +13,9 @@ import torch
 from app import LLM, SamplingParams
 from app.kernels import gemm
 from app.kernels.attention import AttentionMetadata
-from app.kernels.whole_step import StepLayer, StepShape, StepToken
+from app.kernels.gemm import tiled
+from app.kernels.gemm.stored import StoredTiles
+from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.reference import whole_step
 from app.layers.context import ForwardContext
 from app.layers.shown import show
@@ -31,11 +33,13 @@ class Counted:
     shape: StepShape
     longest: int | None = None
     positions: list[int] = field(default_factory=list)
+    weights: list[StepWeight] = field(default_factory=list)
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor:
         assert x.shape == (1, self.shape.hidden)
         assert all(layer.qkv.shape[1] == self.shape.hidden for layer in layers)
         self.positions.append(int(token.seq_len) - 1)
+        self.weights = [weight for layer in layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return whole_step(x, layers, token, self.shape)
 
 
@@ -100,6 +104,20 @@ def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: py
     assert step.noted == [StepKey(1)] * 3 + [StepKey(1, frozenset({LONG}))] * 4
     monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
     assert found == ordinary == Driver("tiny-chat", dtype="bfloat16").run([Run(prompt, greedy(8))])[0].tokens
+
+
+@pytest.mark.parametrize(("quantization", "form"), [("int8", "int8"), ("fp8", "e4m3"), ("fp8_block", "e4m3")])
+def test_weights_of_8_bits(made: list[Counted], quantization: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given as they are stored; inputs in an order of their own are not served."""
+    monkeypatch.setattr(tiled, "TILED_KERNELS", SimpleNamespace(all_on=lambda device: ()))  # as on a GPU
+    with LLM("tiny-chat", dtype="bfloat16", quantization=quantization) as llm:
+        made[-1].positions.clear()
+        assert len(generated(llm, [list(range(40, 61))])[0]) == GREEDY.max_tokens
+        assert made[-1].positions == list(range(21, 28))
+        assert all(isinstance(weight, StoredTiles) and weight.form == form for weight in made[-1].weights)
+        monkeypatch.setattr(tiled.TiledWeight, "keeps_inputs", False)
+        generated(llm, [list(range(40, 61))])
+        assert made[-1].positions == list(range(21, 28))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class GroupWeight(TiledWeight):
         )  # fmt: skip
         return cls(tiles, order)
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """See TiledWeight."""
+        return self.order is None
+
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """x's columns in the weight's order."""
         return x if self.order is None else x.index_select(1, self.order)

@@ -81,6 +81,11 @@ class TiledWeight(PackedWeight):
         """Those of the device, if it has any."""
         return next(iter(TILED_OPS.all_on(device)), None)
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """True if its columns lie in the order of x's."""
+        return True
+
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] with its columns as the stored weight has them."""
         return x

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from app.kernels.gemm.stored import BLOCK, Form
+from app.kernels.launch import next_power_of_2
 from app.kernels.whole_step import StepWeight
 
 
@@ -28,8 +31,31 @@ def _is_bf16(weight: StepWeight) -> bool:
     return isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
 
 
+def _is_stored(weight: StepWeight, form: Form, *, by_blocks: bool = False) -> bool:
+    """True if kernels find such numbers, and a scale for each row or for each block of 128 rows and inputs."""
+    if isinstance(weight, torch.Tensor) or weight.form != form or weight.offsets is not None:
+        return False
+    is_even = weight.block == BLOCK and weight.size % BLOCK == 0 and weight.scales.dtype == torch.float32
+    if by_blocks:
+        return is_even and weight.group == weight.scale_rows == BLOCK and weight.shape[0] % BLOCK == 0
+    return is_even and weight.scales_of_block == 0
+
+
+def _rows(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, int]:
+    """A number for each row."""
+    return next_power_of_2(groups), group
+
+
+def _blocks(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, int]:
+    """A number for each line of a group of rows."""
+    return next_power_of_2(groups * lines // of_stage), of_stage
+
+
 BF16 = StepForm("bf16", 1, (16,), 0, _is_bf16, lambda *_: (1, 4))
-FORMS = (BF16,)
+INT8 = StepForm("int8", 2, (8, 16), 1, partial(_is_stored, form="int8"), _rows)
+FP8 = StepForm("e4m3", 2, (8, 16), 1, partial(_is_stored, form="e4m3"), _rows)
+FP8_BLOCKS = StepForm("e4m3 blocks", 2, (8, 16), 1, partial(_is_stored, form="e4m3", by_blocks=True), _blocks)
+FORMS = (BF16, INT8, FP8, FP8_BLOCKS)
 
 
 def form_of(weights: Iterable[StepWeight]) -> StepForm | None:

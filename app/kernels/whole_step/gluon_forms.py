@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from app.kernels.gemm.gluon_packed import unpack
 from app.kernels.whole_step.gluon_copies import WIDE
 
 BLOCK = gl.constexpr(128)  # numbers of a row whose words lie together
@@ -49,12 +51,36 @@ def store_chunk(x_smem, c, b_x, CL: gl.constexpr, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def keep_scales(
-    p_base, p_place, scale_smem, row, SECOND: gl.constexpr, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
-    N: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+def scales_ahead(
+    p_base, at, row, SECOND: gl.constexpr, GROUPS: gl.constexpr, CHUNKS: gl.constexpr, N: gl.constexpr,
+    KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
-    """Puts scales of GROUPS groups of rows into scale_smem (rows as `copy_rows` takes them). p_place: where they lie.
-    They are seen behind the next barrier of threads."""
+    """Scales [KEPT_ROWS, KEPT] of GROUPS groups of rows of a weight [N, ..], rows as `copy_rows` takes them; `at`: how
+    many times 16 bytes from p_base on they lie. A row of these is a group of rows, or the blocks of a stage."""
+    if FORM == "bf16":
+        b_scales = 0
+    else:
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
+        o_r = gl.arange(0, KEPT_ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        o_k = gl.arange(0, KEPT, layout=gl.SliceLayout(0, LAYOUT))
+        o_g = o_r // CHUNKS if FORM == "e4m3 blocks" else o_r
+        o_row = row + (o_g // 2 * GROUP + o_g % 2 * SECOND if SECOND > 0 else o_g * GROUP)
+        if FORM == "e4m3 blocks":
+            o = ((o_r % CHUNKS * CL)[:, None] + o_k[None, :]) * (N // BLOCK) + (o_row // BLOCK)[:, None]
+        else:
+            o = o_row[:, None] + o_k[None, :]
+        p_scales = (p_base + at * 8).to(gl.pointer_type(gl.float32), bitcast=True)
+        b_scales = gl.load(p_scales + o, mask=(o_g < GROUPS)[:, None] & (o_k < KEPT)[None, :], other=0.0)
+    return b_scales
+
+
+@gluon.jit
+def keep_scales(b_scales, scale_smem, FORM: gl.constexpr):
+    """Puts them where `group_of` finds them, behind the next barrier of threads."""
+    if FORM != "bf16":
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        scale_smem._reinterpret(gl.float32, scale_smem.shape, FLAT).store(b_scales)
 
 
 @gluon.jit
@@ -63,7 +89,10 @@ def group_of(
     STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """Products of GROUP rows with x: [GROUP]; g: which group of the product it is."""
-    b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, STAGES, WARPS)
+    if FORM == "bf16":
+        b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, STAGES, WARPS)
+    else:
+        b_sum, i = byte_group(x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM)
     return b_sum, i
 
 
@@ -86,3 +115,37 @@ def plain_group(
     o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
     b_own = gl.where((o_m % CL)[:, None] == o_n[None, :], b_acc, 0.0)
     return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
+
+
+@gluon.jit
+def byte_group(
+    x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """The same of rows whose words hold two numbers of 8 bits each. A line is a block, which may have a scale."""
+    KIND: gl.constexpr = "int8" if FORM == "int8" else "e4m3"
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    words = w_smem._reinterpret(gl.int16, [STAGES, GROUP * CL, WIDE], w_smem.layout)
+    b_acc = gl.reshape(gl.zeros([GROUP * CL, CL], gl.float32, MMA), [GROUP, CL, CL])
+    LAYOUT: gl.constexpr = b_acc.type.layout
+    LINE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
+    for c in range(CHUNKS):
+        stage = i % STAGES
+        mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
+        b_words = words.index(stage).load(gl.DotOperandLayout(0, MMA, 2))
+        mbarrier.arrive(free.index(stage), count=1)
+        i += 1
+        b_part = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
+        for p in gl.static_range(2):
+            b_x = x_smem.index(2 * c + p).permute((1, 0)).load(gl.DotOperandLayout(1, MMA, 2))
+            b_part = mma_v2(unpack(b_words, p, KIND, gl.bfloat16), b_x, b_part)
+        b_part = gl.reshape(b_part, [GROUP, CL, CL])
+        if FORM == "e4m3 blocks":
+            b_part *= scale_smem.index(g * CHUNKS + c).load(LINE)[None, :, None]
+        b_acc += b_part
+    o_l = gl.arange(0, CL, layout=LINE)[None, :, None]
+    o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    b_sum = gl.sum(gl.sum(gl.where(o_l == o_n, b_acc, 0.0), 2), 1)
+    if FORM != "e4m3 blocks":
+        b_sum *= scale_smem.index(g).load(b_sum.type.layout)
+    return b_sum, i

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from app.kernels.quick_launch import quick_launch
 from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, thread_barrier
 from app.kernels.whole_step.gluon_copies import WIDE, D, copy_partition
-from app.kernels.whole_step.gluon_forms import chunk_places, group_of, keep_scales, store_chunk
+from app.kernels.whole_step.gluon_forms import chunk_places, group_of, keep_scales, scales_ahead, store_chunk
 
 
 @gluon.jit
@@ -121,8 +121,9 @@ def multiply_partition(
     w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv,
     p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
     H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+    PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
     V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
@@ -141,6 +142,13 @@ def multiply_partition(
     pos = gl.maximum(gl.load(p_len) - 1, 0)
     b_res = gl.load(p_hidden + o_own).to(gl.float32)
     at_norm = gl.load(p_near)
+    at_qkv = at_norm
+    if SIDES > 0:
+        at_qkv = gl.load(p_near + 5)
+    scales = scales_ahead(
+        p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL,
+        WARPS, FORM,
+    )  # fmt: skip
     i = 0  # stages
     n = 0  # parts that all programs have written
     for layer in range(NL):
@@ -149,18 +157,24 @@ def multiply_partition(
         p_own = p_near + layer * NEAR
         at_query, at_key = gl.load(p_own + 1), gl.load(p_own + 2)
         at_second, at_cache = gl.load(p_own + 3), gl.load(p_own + 4)
-        keep_scales(
-            p_base, p_own + 5, scale_smem, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, GROUP, CL, WARPS, FORM
-        )  # fmt: skip
+        at_output, at_gate, at_down = at_cache, at_cache, at_cache
+        if SIDES > 0:
+            at_output = gl.load(p_own + 5 + SIDES)
+            at_gate, at_down = gl.load(p_own + 5 + 2 * SIDES), gl.load(p_own + 5 + 3 * SIDES)
+        keep_scales(scales, scale_smem, FORM)
         if layer > 0:
             mbarrier.wait(go, n & 1)
             n += 1
         rms = normed(p_hidden, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+        scales = scales_ahead(
+            p_base, at_output, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, QKV // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
         )  # fmt: skip
         gl.store(p_qkv + i_p * QKV + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < QKV)
         signal(p_counters)
+        keep_scales(scales, scale_smem, FORM)
         p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
         p_cache = p_base + at_cache * 8
         i = attend(
@@ -171,12 +185,12 @@ def multiply_partition(
         signal(p_counters)
         # the output, and what it adds to the residual stream
         norms = loaded(p_base + at_second * 8, H // K, CL, PARTS, XB)
-        keep_scales(
-            p_base, p_own + 5 + SIDES, scale_smem, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, GROUP, CL, WARPS, FORM
-        )  # fmt: skip
         mbarrier.wait(go, n & 1)
         n += 1
         attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS)
+        scales = scales_ahead(
+            p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, GROUP, CL, STAGES, WARPS,
             FORM,
@@ -186,14 +200,17 @@ def multiply_partition(
         gl.store(p_between + o_own, b_res.to(gl.bfloat16))
         signal(p_counters)
         # gate and up
-        at_norm = gl.load(p_near + gl.minimum(layer + 1, NL - 1) * NEAR)
-        keep_scales(
-            p_base, p_own + 5 + 2 * SIDES, scale_smem, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, GROUP, CL, WARPS,
-            FORM,
-        )  # fmt: skip
+        keep_scales(scales, scale_smem, FORM)
+        p_next = p_near + gl.minimum(layer + 1, NL - 1) * NEAR
+        at_norm = gl.load(p_next)
+        if SIDES > 0:
+            at_qkv = gl.load(p_next + 5)
         mbarrier.wait(go, n & 1)
         n += 1
         rms = normed(p_between, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+        scales = scales_ahead(
+            p_base, at_down, i_p * OWN, 0, OWN // GROUP, F // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         i = even_and_odd(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, FP // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
         )  # fmt: skip
@@ -203,12 +220,13 @@ def multiply_partition(
         gl.store(p_act + i_p * FP + o_row, b_act.to(gl.bfloat16), mask=o_row < FP)
         signal(p_counters)
         # down
-        keep_scales(
-            p_base, p_own + 5 + 3 * SIDES, scale_smem, i_p * OWN, 0, OWN // GROUP, F // K, H, GROUP, CL, WARPS, FORM
-        )  # fmt: skip
+        keep_scales(scales, scale_smem, FORM)
         mbarrier.wait(go, n & 1)
         n += 1
         taken(p_act, x_smem, F // K, CL, PARTS, XB)
+        scales = scales_ahead(
+            p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+        )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, F // K, GROUP, CL, STAGES, WARPS, FORM
         )  # fmt: skip
@@ -249,7 +267,7 @@ def whole_step_kernel(
     x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
     out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     share_smem = gl.allocate_shared_memory(gl.float32, [SPLITS, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    scale_smem = gl.allocate_shared_memory(gl.float32, [KEPT_ROWS, KEPT], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    scale_smem = gl.allocate_shared_memory(gl.float32, [KEPT_ROWS, KEPT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -263,7 +281,8 @@ def whole_step_kernel(
             (multiply_partition, (
                 w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between,
                 p_qkv, p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
-                stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, QK_NORM, WARPS, FORM,
+                stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS, KEPT, PROGRAMS, STAGES, SPLITS, S,
+                QK_NORM, WARPS, FORM,
             )),
             (copy_partition, (
                 d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,

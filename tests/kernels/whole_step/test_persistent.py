@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from app.kernels.gemm import int8
+from app.kernels.gemm.fp8 import Fp8Weight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.int8 import Int8Weight
+from app.kernels.gemm.stored import StoredTiles
+from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
 from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
-from app.kernels.whole_step.forms import BF16
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
 from app.kernels.whole_step.reference import whole_step
@@ -24,7 +30,7 @@ ON_HOPPER = torch.cuda.is_available() and HOPPER.are_met(torch.device("cuda", 0)
 BLOCK, BLOCKS = 16, 24
 
 
-def layers_of(shape: StepShape, count: int, device: torch.device = CPU) -> list[StepLayer]:
+def layers_of(shape: StepShape, count: int, device: torch.device = CPU, form: StepForm = BF16) -> list[StepLayer]:
     """All in one memory, as the kernel finds them from one address on."""
     s = shape
     size = s.heads * s.head_dim
@@ -39,10 +45,34 @@ def layers_of(shape: StepShape, count: int, device: torch.device = CPU) -> list[
         found = [one.view(shape) for one, shape in zip(part.split(counts), sizes, strict=True)]
         for weight in found[:4]:
             weight.mul_(weight.shape[1] ** -0.5)
-        qkv, output, gate_up, down, cache, norm, mlp_norm, query, key = found
+        qkv, output, gate_up, down = (weight if form is BF16 else in_bytes(weight, form) for weight in found[:4])
+        cache, norm, mlp_norm, query, key = found[4:]
         heads = (query, key) if s.norms_heads else (None, None)
         layers.append(StepLayer(norm, qkv, *heads, output, mlp_norm, gate_up, down, cache))
     return layers
+
+
+def in_bytes(weight: torch.Tensor, form: StepForm) -> StoredTiles:
+    """The weight in 8 bits, in its own memory."""
+    made: TiledWeight
+    if form is FP8_BLOCKS:
+        rows, size = weight.shape
+        blocks = weight.float().view(rows // 128, 128, size // 128, 128)
+        scales = blocks.abs().amax((1, 3)) / 448
+        codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn).view(rows, size)
+        made = Fp8BlockWeight.of(codes, scales, (128, 128))
+    elif form is INT8:
+        codes, scales = int8.quantize_rows(weight)
+        made = Int8Weight.of(codes.to(torch.int8), scales)
+    else:
+        made = Fp8Weight.quantize(weight)
+    tiles = made.stored
+    first, second = weight.view(-1).chunk(2)
+    words = first.view(torch.int16).view_as(tiles.words)
+    scales = second[: 2 * tiles.scales.numel()].view(torch.float32).view_as(tiles.scales)
+    words.copy_(tiles.words)
+    scales.copy_(tiles.scales)
+    return replace(tiles, words=words, scales=scales)
 
 
 def token_at(position: int, shape: StepShape, device: torch.device = CPU) -> StepToken:
@@ -65,19 +95,22 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile"),
+    ("shape", "form", "tile"),
     [
-        (LLAMA, StepTile(16, 8, 12, 4, (1, 4))),
-        (QWEN, StepTile(16, 8, 12, 8, (1, 4))),
-        (replace(LLAMA, head_dim=64), None),
-        (replace(LLAMA, hidden=3072), None),
-        (replace(QWEN, hidden=2560), None),
-        (replace(LLAMA, intermediate=14400), None),
-        (replace(LLAMA, intermediate=65536), None),
+        (LLAMA, BF16, StepTile(16, 8, 12, 4, (1, 4))),
+        (LLAMA, INT8, StepTile(8, 16, 12, 4, (16, 16))),
+        (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 4, (64, 8))),
+        (QWEN, BF16, StepTile(16, 8, 12, 8, (1, 4))),
+        (QWEN, INT8, None),
+        (replace(LLAMA, head_dim=64), BF16, None),
+        (replace(LLAMA, hidden=3072), BF16, None),
+        (replace(QWEN, hidden=2560), BF16, None),
+        (replace(LLAMA, intermediate=14400), BF16, None),
+        (replace(LLAMA, intermediate=65536), BF16, None),
     ],
 )
-def test_tile(shape: StepShape, tile: StepTile | None) -> None:
-    assert tile_of(shape) == tile
+def test_tile(shape: StepShape, form: StepForm, tile: StepTile | None) -> None:
+    assert tile_of(shape, form) == tile
 
 
 def test_context_by_heads_that_read_alike() -> None:
@@ -110,13 +143,37 @@ def test_meaning(shape: StepShape, programs: int, splits: int, position: int, mo
             assert_near(one.cache, truth.cache)
 
 
+@pytest.mark.parametrize("form", [INT8, FP8, FP8_BLOCKS], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("shape", "programs", "splits", "position"),
+    [(SMALL, 8, 2, 32), (replace(SMALL, heads=4, kv_heads=1, hidden=512, norms_heads=False), 4, 1, 300)],
+)
+def test_weights_of_8_bits(
+    form: StepForm, shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    tile = StepTile(2, 8, 3, splits, (64, 2 if form is FP8_BLOCKS else 8))
+    step, token = PersistentStep(shape, {form: tile}, CPU, programs), token_at(position, shape)
+    x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    exact, layers = layers_of(shape, 2, form=form), layers_of(shape, 2, form=form)
+    expected, found = whole_step(x, exact, token, shape), step.run(x.clone(), layers, token)
+    assert found is not None
+    assert_near(found, expected)
+    for one, truth in zip(layers, exact, strict=True):
+        assert_near(one.cache, truth.cache)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama-8b", "qwen3-0.6b"])
-def test_on_a_gpu(shape: StepShape) -> None:
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [(LLAMA, BF16), (QWEN, BF16), (LLAMA, INT8), (LLAMA, FP8), (LLAMA, FP8_BLOCKS)],
+    ids=lambda one: f"{one.hidden}" if isinstance(one, StepShape) else one.name,
+)
+def test_on_a_gpu(shape: StepShape, form: StepForm) -> None:
     """As its definition; the same to the bit every time, from a graph, too."""
     device = torch.device("cuda", 0)
-    made, layers = persistent.make(shape, device), layers_of(shape, 2, device)
+    made, layers = persistent.make(shape, device), layers_of(shape, 2, device, form)
     assert made is not None
     for position in (0, 15, 16, 200, 367):
         token = token_at(position, shape, device)
