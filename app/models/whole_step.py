@@ -12,6 +12,8 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, StepWeight, WholeStep
 from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
+from app.layers.experts.expert_linear import ExpertLinear
+from app.layers.experts.expert_mlp import ExpertMLP
 from app.layers.linear import Linear
 from app.layers.mlp import GatedMLP
 from app.layers.norm import RMSNorm
@@ -19,6 +21,7 @@ from app.layers.rotary import RotaryEmbedding
 from app.layers.shown import Shown
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import DecoderSettings
+from app.models.step_experts import is_adapted, step_experts
 from app.platforms import platform_of
 
 
@@ -40,14 +43,19 @@ class DecoderStep:
         is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
         if ctx.attention_ops.name != platform_of(ctx.device).attention_backend:  # another is asked to attend
             return None
-        if not (is_whole and is_plain and not ctx.offload_bytes and all(_is_plain(one, settings) for one in layers)):
+        is_plain = is_plain and not ctx.offload_bytes and all(_is_plain(one, settings, ctx) for one in layers)
+        if not (is_whole and is_plain):
             return None
         s, first = settings, layers[0].self_attn
         if rotaries[0].cos.shape[-1] != first.head_dim:  # some numbers of a head are not rotated
             return None
+        experts, *others = {step_experts(layer.mlp, ctx) for layer in layers}
+        if others:  # some layers have experts, or other ones
+            return None
+        width = s.intermediate_size if experts is None or s.experts is None else s.experts.intermediate_size
         shape = StepShape(
-            s.hidden_size, s.num_heads, s.num_kv_heads, first.head_dim, s.intermediate_size, s.norm_eps, first.scale,
-            first.q_norm is not None,
+            s.hidden_size, s.num_heads, s.num_kv_heads, first.head_dim, width, s.norm_eps, first.scale,
+            first.q_norm is not None, experts,
         )  # fmt: skip
         steps = (make(shape, ctx.device) for make in WHOLE_STEPS.all_on(ctx.device))
         step = next((one for one in steps if one is not None), None)
@@ -60,6 +68,8 @@ class DecoderStep:
         if not is_one or self._is_long(meta) or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
             return None
         rotation = self._rotary.of_step(ctx)
+        if any(is_adapted(layer.mlp) for layer in self._layers):
+            return None
         linears = (one for layer in self._layers for one in _linears(layer))
         if rotation.query_scale is not None or any(_weight(one) is None or one.delta is not None for one in linears):
             return None
@@ -73,12 +83,12 @@ class DecoderStep:
         return meta.by_layers or (not meta.is_static and self.longest is not None and meta.max_seq_len > self.longest)
 
 
-def _is_plain(layer: Any, settings: DecoderSettings) -> bool:
-    """True if a layer is Llama's or Qwen3's, without what some of their kin add."""
+def _is_plain(layer: Any, settings: DecoderSettings, ctx: BuildContext) -> bool:
+    """True if a layer is Llama's or Qwen3's, with experts or none, without what some of their kin add."""
     if type(layer) is not PreNormLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    is_of_kind = type(attention) is Attention and type(mlp) is GatedMLP
+    is_of_kind = type(attention) is Attention and (type(mlp) is GatedMLP or step_experts(mlp, ctx))
     if not is_of_kind or layer.scale != 1.0 or settings.hidden_act not in ("silu", "swish"):
         return False
     norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -92,13 +102,13 @@ def _is_plain(layer: Any, settings: DecoderSettings) -> bool:
     )
 
 
-def _linears(layer: PreNormLayer) -> Iterator[Linear]:
+def _linears(layer: PreNormLayer) -> Iterator[Linear | ExpertLinear]:
     attention: Any = layer.self_attn
-    mlp: Any = layer.mlp
+    mlp: Any = layer.mlp.experts if isinstance(layer.mlp, ExpertMLP) else layer.mlp
     yield from (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
 
 
-def _weight(linear: Linear) -> StepWeight | None:
+def _weight(linear: Linear | ExpertLinear) -> StepWeight | None:
     """Returns what a product reads; None: a whole step does not know it."""
     packed = linear.packed
     if packed is None:
@@ -112,4 +122,5 @@ def _tensors(layer: PreNormLayer, cache: torch.Tensor) -> StepLayer:
     first, second = layer.input_layernorm, layer.post_attention_layernorm
     assert first is not None
     query, key = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
-    return StepLayer(first.weight, qkv, query, key, output, second.weight, gate_up, down, cache)
+    router = layer.mlp.gate.multiplier if isinstance(layer.mlp, ExpertMLP) else None
+    return StepLayer(first.weight, qkv, query, key, output, second.weight, gate_up, down, cache, router)

@@ -93,7 +93,7 @@ from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
-from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from tests.kernels.compiled_code import Launch, fault_of
 from tests.kernels.stub_gpu import as_on
@@ -509,15 +509,18 @@ def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
     s, tile = shape, persistent.tile_of(shape, form)
     assert tile is not None
     attended, projected = s.heads * s.head_dim, (s.heads + 2 * s.kv_heads) * s.head_dim
-    sizes = [(projected, s.hidden), (s.hidden, attended), (2 * s.intermediate, s.hidden), (s.hidden, s.intermediate)]
+    count = () if s.experts is None else (s.experts.count,)
+    sizes = [(projected, s.hidden), (s.hidden, attended), (*count, 2 * s.intermediate, s.hidden)]
+    sizes += [(*count, s.hidden, s.intermediate), (*count, s.hidden)]
     sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,), (4, 2, s.kv_heads, 16, s.head_dim)]
     counts = [int(torch.Size(size).numel()) for size in sizes]
     parts = torch.empty(sum(counts), dtype=torch.bfloat16).split(counts)
     found = [x.view(size) for x, size in zip(parts, sizes, strict=True)]
     qkv, out, gate_up, down = (x if form is BF16 else bytes_of(x, form) for x in found[:4])
-    norm, mlp_norm, *more = found[4:]
+    router, norm, mlp_norm, *more = found[4:]
     heads = more[:2] if s.norms_heads else (None, None)
     layer = StepLayer(norm, qkv, heads[0], heads[1], out, mlp_norm, gate_up, down, more[2])
+    layer = layer if s.experts is None else replace(layer, router=router)
     table = torch.zeros(1, 4, dtype=torch.int32)
     token = StepToken(zeros(s.head_dim), zeros(s.head_dim), torch.zeros(1, dtype=torch.int64), table[0, :1], table)
     step = persistent.PersistentStep(s, {form: tile}, torch.device("cpu"))
@@ -576,6 +579,7 @@ def all_calls() -> list[Callable[[], None]]:
         partial(drafts, 1 << 20, 16, num_groups=7),
     ]
     qwen, llama = (16, 8, 128), (32, 8, 128)
+    of_experts = StepExperts(128, 8, weighs_chosen=True, rounds_weights=True)
     for dtype in (torch.bfloat16, torch.float32):
         calls += [
             partial(fused, dtype, 1024, qwen, use_norm=True),
@@ -657,6 +661,7 @@ def all_calls() -> list[Callable[[], None]]:
                     partial(whole_step, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False), form)
                     for form in (INT8, FP8, FP8_BLOCKS)
                 ),
+                partial(whole_step, StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts)),
             ]
         ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),

@@ -33,6 +33,12 @@ class Numbers(torch.Tensor):
     def type(self) -> Any:
         return types.SimpleNamespace(layout=None)
 
+    def to(self, dtype: torch.dtype, *, bitcast: bool = False) -> torch.Tensor:  # type: ignore[override]
+        """Of 32 bits are all numbers that a kernel sees otherwise, also those that have 64 here."""
+        if not bitcast:
+            return super().to(dtype)
+        return (self if self.is_floating_point() else super().to(torch.int32)).view(dtype)
+
 
 class Pointer:
     """A place in a tensor, or many."""
@@ -254,7 +260,7 @@ def _side_by_side(partitions: Sequence[tuple[Callable[..., None], Sequence[Any]]
 
 
 def _assembly(text: str, constraints: str, given: Sequence[Any], **_: Any) -> torch.Tensor:
-    if text.startswith("ld.acquire.gpu.global.b32"):
+    if text.startswith(("ld.acquire.gpu.global.b32", "ld.relaxed.gpu.global.b32")):
         time.sleep(0)  # it asks again and again for what another thread writes
         return _load(given[0])
     assert text.startswith("ex2.approx.ftz.f32"), "no stand-in for it"

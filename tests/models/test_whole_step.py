@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
+from app.checkpoints.model_info import ASSETS
 from app.kernels import gemm
 from app.kernels.attention import AttentionMetadata
 from app.kernels.gemm import tiled
 from app.kernels.gemm.stored import StoredTiles
-from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.reference import whole_step
 from app.layers.context import ForwardContext
 from app.layers.shown import show
 from app.models import whole_step as at_once
 from app.worker.graphs.static_step import LONG, StaticStep, StepKey
+from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -146,6 +148,27 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
     assert of(replace(ctx, attention_ops=other), settings, layers, rotaries) is None
     layers[0].self_attn.soft_cap = 30.0
     assert of(ctx, settings, layers, rotaries) is None
+
+
+def test_a_model_with_experts(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are as likely either way, as far as they are the same."""
+    changes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "initializer_range": 0.1}
+    directory = str(tiny_model("qwen3_moe", **changes))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    found = []
+    for _ in range(2):
+        with LLM(directory, tokenizer=str(ASSETS / "tiny-chat"), dtype="bfloat16") as llm:
+            made[-1].positions.clear()
+            found.append(llm.generate([list(range(40, 61))], [params], use_tqdm=False)[0].outputs[0])
+        monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    assert made[0].positions == list(range(21, 28))
+    assert made[0].shape.experts == StepExperts(6, 2, weighs_chosen=False, rounds_weights=True)
+    assert made[0].shape.intermediate == 64
+    whole, layered = found
+    for one, other in zip(whole.logprobs or [], layered.logprobs or [], strict=True):
+        if one.token_ids[0] != other.token_ids[0]:
+            break
+        assert one.logprobs[0] == pytest.approx(other.logprobs[0], abs=0.3)
 
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:

@@ -18,6 +18,17 @@ from app.kernels.kernel_table import HOPPER, TRITON, Candidate, KernelTable, Nee
 
 
 @dataclass(slots=True, frozen=True)
+class StepExperts:
+    """Says which experts a token goes to: those with the highest scores, which are products with the router's rows,
+    rounded to the type of x; of equal scores the one with the lower number. Weights are a softmax."""
+
+    count: int
+    chosen: int
+    weighs_chosen: bool  # over the scores of the chosen alone; else over all
+    rounds_weights: bool  # to the type of x
+
+
+@dataclass(slots=True, frozen=True)
 class StepShape:
     """Says what all layers have in common: x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
 
@@ -25,10 +36,11 @@ class StepShape:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # of each expert, where there are any
     eps: float  # of all norms
     scale: float  # of scores
     norms_heads: bool  # whether queries and keys are normed before they are rotated
+    experts: StepExperts | None = None  # None: every token goes through the same gate, up and down
 
 
 StepWeight = torch.Tensor | StoredTiles  # in the type of x, or stored
@@ -44,9 +56,10 @@ class StepLayer:
     key_norm: torch.Tensor | None
     output: StepWeight  # [hidden, heads head_dim]
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: StepWeight  # [2 intermediate, hidden]
+    gate_up: StepWeight  # [2 intermediate, hidden]; of experts one behind the other, as down
     down: StepWeight  # [hidden, intermediate]
     cache: torch.Tensor  # [B, 2, kv_heads, S, head_dim]
+    router: torch.Tensor | None = None  # [experts, hidden]
 
 
 @dataclass(slots=True, frozen=True)

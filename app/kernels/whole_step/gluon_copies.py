@@ -26,13 +26,14 @@ def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
 @gluon.jit
 def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
               GROUPS, SECOND, STAGES: gl.constexpr):  # fmt: skip
-    """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up)."""
+    """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up). A stage may
+    have room for more lines than a row has: what lies behind them is copied, too."""
     for g in range(GROUPS):
         if SECOND > 0:
             first = row + (g // 2) * GROUP + (g % 2) * SECOND
         else:
             first = row + g * GROUP
-        for c in range(LINES // CL):
+        for c in range((LINES + CL - 1) // CL):
             stage = i % STAGES
             mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
             mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
@@ -72,34 +73,3 @@ def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: g
                     )
                 i += 1
     return i
-
-
-@gluon.jit
-def copy_partition(
-    d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
-):  # fmt: skip
-    """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
-    pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
-    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
-    OWN: gl.constexpr = H // PROGRAMS
-    FP: gl.constexpr = F // PROGRAMS
-    LINE: gl.constexpr = WIDE * PARTS  # numbers of a weight
-    i = 0
-    pos = gl.maximum(gl.load(p_len) - 1, 0)
-    for layer in range(NL):
-        p_own = p_lines + layer * 5
-        qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
-        cache = gl.load(p_own + 4)
-        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES)
-        i = copy_context(
-            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S
-        )  # fmt: skip
-        i = copy_rows(
-            d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
-        )  # fmt: skip
-        i = copy_rows(
-            d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES
-        )  # fmt: skip
-        i = copy_rows(d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES)

@@ -86,20 +86,23 @@ def keep_scales(b_scales, scale_smem, FORM: gl.constexpr):
 @gluon.jit
 def group_of(
     x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+    OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
-    """Products of GROUP rows with x: [GROUP]; g: which group of the product it is."""
+    """Products of GROUP rows with x: [GROUP]; g: which group of the product it is; OWN_LINES: those of a stage's CL
+    that are the row's."""
     if FORM == "bf16":
-        b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, STAGES, WARPS)
+        b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS)
     else:
-        b_sum, i = byte_group(x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM)
+        b_sum, i = byte_group(
+            x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS, FORM
+        )  # fmt: skip
     return b_sum, i
 
 
 @gluon.jit
 def plain_group(
-    x_smem, w_smem, ready, free, i, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    x_smem, w_smem, ready, free, i, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """The same of rows in bf16."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CL, 16])
@@ -113,14 +116,17 @@ def plain_group(
         i += 1
     o_m = gl.arange(0, GROUP * CL, layout=gl.SliceLayout(1, MMA))
     o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
-    b_own = gl.where((o_m % CL)[:, None] == o_n[None, :], b_acc, 0.0)
+    m_own = (o_m % CL)[:, None] == o_n[None, :]
+    if OWN_LINES < CL:
+        m_own = m_own & (o_n < OWN_LINES)[None, :]
+    b_own = gl.where(m_own, b_acc, 0.0)
     return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
 
 
 @gluon.jit
 def byte_group(
     x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+    OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """The same of rows whose words hold two numbers of 8 bits each. A line is a block, which may have a scale."""
     KIND: gl.constexpr = "int8" if FORM == "int8" else "e4m3"
@@ -145,7 +151,7 @@ def byte_group(
         b_acc += b_part
     o_l = gl.arange(0, CL, layout=LINE)[None, :, None]
     o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    b_sum = gl.sum(gl.sum(gl.where(o_l == o_n, b_acc, 0.0), 2), 1)
+    b_sum = gl.sum(gl.sum(gl.where((o_l == o_n) & (o_l < OWN_LINES), b_acc, 0.0), 2), 1)
     if FORM != "e4m3 blocks":
         b_sum *= scale_smem.index(g).load(b_sum.type.layout)
     return b_sum, i

@@ -17,7 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from app.kernels.quick_launch import quick_launch
 from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, thread_barrier
-from app.kernels.whole_step.gluon_copies import WIDE, D, copy_partition
+from app.kernels.whole_step.gluon_copies import WIDE, D, copy_context, copy_rows
+from app.kernels.whole_step.gluon_experts import copy_experts, scored, weights_of
 from app.kernels.whole_step.gluon_forms import chunk_places, group_of, keep_scales, scales_ahead, store_chunk
 
 
@@ -48,12 +49,13 @@ def signal(p_counter):
 @gluon.jit
 def rows_of(
     x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
-    GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+    GROUP: gl.constexpr, CL: gl.constexpr, OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    FORM: gl.constexpr,
 ):  # fmt: skip
     """Writes products of GROUPS groups of rows with x into out_smem."""
     for g in range(GROUPS):
         b_sum, i = group_of(
-            x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+            x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS, FORM
         )  # fmt: skip
         out_smem.index(g).store(b_sum)
     thread_barrier()
@@ -69,11 +71,11 @@ def even_and_odd(
     HALF: gl.constexpr = out_smem.shape[0] // 2
     for g in range(GROUPS):
         b_sum, i = group_of(
-            x_smem, w_smem, scale_smem, ready, free, i, 2 * g, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+            x_smem, w_smem, scale_smem, ready, free, i, 2 * g, CHUNKS, GROUP, CL, CL, STAGES, WARPS, FORM
         )  # fmt: skip
         out_smem.index(g).store(b_sum)
         b_sum, i = group_of(
-            x_smem, w_smem, scale_smem, ready, free, i, 2 * g + 1, CHUNKS, GROUP, CL, STAGES, WARPS, FORM
+            x_smem, w_smem, scale_smem, ready, free, i, 2 * g + 1, CHUNKS, GROUP, CL, CL, STAGES, WARPS, FORM
         )  # fmt: skip
         out_smem.index(HALF + g).store(b_sum)
     thread_barrier()
@@ -81,12 +83,12 @@ def even_and_odd(
 
 
 @gluon.jit
-def loaded(p_x, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
-    """A vector, in chunks."""
+def loaded(p_x, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
+    """A vector, in chunks, each STEP numbers behind the one before."""
     o = chunk_places(CL, PARTS, XB)
     chunks = gl.tuple(())
     for c in gl.static_range(CHUNKS):  # all are on their way before one is used; others than this program write some
-        chunks = chunks + gl.tuple((gl.load(p_x + c * (CL * WIDE * PARTS) + o, cache_modifier=".cg"),))
+        chunks = chunks + gl.tuple((gl.load(p_x + c * STEP + o, cache_modifier=".cg"),))
     return chunks
 
 
@@ -95,7 +97,7 @@ def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr,
            H: gl.constexpr):  # fmt: skip
     """Writes hidden * norm into x_smem; what its products are multiplied by then."""
     b_squares = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
-    rows = loaded(p_hidden, CHUNKS, CL, PARTS, XB)
+    rows = loaded(p_hidden, CL * WIDE * PARTS, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
         b_h = rows[c].to(gl.float32)
         store_chunk(x_smem, c, (b_h * norms[c].to(gl.float32)).to(x_smem.dtype), CL, PARTS)
@@ -107,9 +109,10 @@ def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr,
 
 
 @gluon.jit
-def taken(p_x, x_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
+def taken(p_x, x_smem, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+          XB: gl.constexpr):  # fmt: skip
     """Copies x into x_smem."""
-    rows = loaded(p_x, CHUNKS, CL, PARTS, XB)
+    rows = loaded(p_x, STEP, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
         store_chunk(x_smem, c, rows[c], CL, PARTS)
     fence_async_shared()
@@ -117,23 +120,65 @@ def taken(p_x, x_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constex
 
 
 @gluon.jit
+def copy_partition(
+    d_lines, p_lines, p_table, p_len, w_smem, ready, free, chosen, p_scores, p_weights, i_p, NL,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
+    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
+):  # fmt: skip
+    """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
+    pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
+    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
+    OWN: gl.constexpr = H // PROGRAMS
+    FP: gl.constexpr = F // PROGRAMS
+    LINE: gl.constexpr = WIDE * PARTS  # numbers of a weight
+    i = 0
+    pos = gl.maximum(gl.load(p_len) - 1, 0)
+    for layer in range(NL):
+        p_own = p_lines + layer * 5
+        qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
+        cache = gl.load(p_own + 4)
+        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES)
+        i = copy_context(
+            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S
+        )  # fmt: skip
+        i = copy_rows(
+            d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
+        )  # fmt: skip
+        if E > 0:
+            i = copy_experts(
+                d_lines, pieces, ready, free, i, chosen, gate, down, p_scores + layer % 2 * E, p_weights + i_p * TOP,
+                i_p, H, F, GROUP, CL, PARTS, PROGRAMS, STAGES, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
+            )  # fmt: skip
+        else:
+            i = copy_rows(
+                d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES
+            )  # fmt: skip
+            i = copy_rows(
+                d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
+            )
+
+
+@gluon.jit
 def multiply_partition(
-    w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between, p_qkv,
-    p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale, stride_block,
+    w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden, p_between,
+    p_qkv, p_parts, p_sums, p_act, p_scores, p_weights, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
+    stride_block,
     H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
     PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
-    FORM: gl.constexpr,
+    FORM: gl.constexpr, E: gl.constexpr, TOP: gl.constexpr,
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
     V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
     XB: gl.constexpr = gl.BlockedLayout([1, V], [V // 2, 64 // V], [WARPS, 1], [1, 0])
     R1: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     K: gl.constexpr = CL * WIDE * PARTS
-    NEAR: gl.constexpr = 5 + 4 * SIDES
+    NEAR: gl.constexpr = 6 + 4 * SIDES
     QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
     OWN: gl.constexpr = H // PROGRAMS
-    FP: gl.constexpr = F // PROGRAMS
+    FP: gl.constexpr = TOP * F // PROGRAMS
+    STEP: gl.constexpr = K if F > K else F  # what a stage of down has, of one expert
     HALF: gl.constexpr = out_smem.shape[0] * GROUP // 2
     flat = out_smem._reinterpret(gl.float32, [2 * HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     firsts, seconds = flat.slice(0, HALF), flat.slice(HALF, HALF)
@@ -144,7 +189,7 @@ def multiply_partition(
     at_norm = gl.load(p_near)
     at_qkv = at_norm
     if SIDES > 0:
-        at_qkv = gl.load(p_near + 5)
+        at_qkv = gl.load(p_near + 6)
     scales = scales_ahead(
         p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL,
         WARPS, FORM,
@@ -153,14 +198,14 @@ def multiply_partition(
     n = 0  # parts that all programs have written
     for layer in range(NL):
         # queries, keys, values; norms' weights, which nobody writes, are on their way before the wait
-        norms = loaded(p_base + at_norm * 8, H // K, CL, PARTS, XB)
+        norms = loaded(p_base + at_norm * 8, K, H // K, CL, PARTS, XB)
         p_own = p_near + layer * NEAR
         at_query, at_key = gl.load(p_own + 1), gl.load(p_own + 2)
         at_second, at_cache = gl.load(p_own + 3), gl.load(p_own + 4)
         at_output, at_gate, at_down = at_cache, at_cache, at_cache
         if SIDES > 0:
-            at_output = gl.load(p_own + 5 + SIDES)
-            at_gate, at_down = gl.load(p_own + 5 + 2 * SIDES), gl.load(p_own + 5 + 3 * SIDES)
+            at_output = gl.load(p_own + 6 + SIDES)
+            at_gate, at_down = gl.load(p_own + 6 + 2 * SIDES), gl.load(p_own + 6 + 3 * SIDES)
         keep_scales(scales, scale_smem, FORM)
         if layer > 0:
             mbarrier.wait(go, n & 1)
@@ -170,7 +215,8 @@ def multiply_partition(
             p_base, at_output, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
         i = rows_of(
-            x_smem, w_smem, scale_smem, ready, free, out_smem, i, QKV // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, QKV // GROUP, H // K, GROUP, CL, CL, STAGES, WARPS,
+            FORM,
         )  # fmt: skip
         gl.store(p_qkv + i_p * QKV + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < QKV)
         signal(p_counters)
@@ -184,7 +230,7 @@ def multiply_partition(
         n += 1
         signal(p_counters)
         # the output, and what it adds to the residual stream
-        norms = loaded(p_base + at_second * 8, H // K, CL, PARTS, XB)
+        norms = loaded(p_base + at_second * 8, K, H // K, CL, PARTS, XB)
         mbarrier.wait(go, n & 1)
         n += 1
         attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS)
@@ -192,8 +238,8 @@ def multiply_partition(
             p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
         i = rows_of(
-            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, GROUP, CL, STAGES, WARPS,
-            FORM,
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, GROUP, CL, CL, STAGES,
+            WARPS, FORM,
         )  # fmt: skip
         b_own = flat.slice(0, OWN).load(R1)
         b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
@@ -204,10 +250,19 @@ def multiply_partition(
         p_next = p_near + gl.minimum(layer + 1, NL - 1) * NEAR
         at_norm = gl.load(p_next)
         if SIDES > 0:
-            at_qkv = gl.load(p_next + 5)
-        mbarrier.wait(go, n & 1)
+            at_qkv = gl.load(p_next + 6)
+        if E > 0:
+            p_router = p_base + gl.load(p_own + 5) * 8 + gl.minimum(i_p, E - 1) * H
+            router = loaded(p_router, K, H // K, CL, PARTS, XB)
+            mbarrier.wait(go, n & 1)
+            hidden = loaded(p_between, K, H // K, CL, PARTS, XB)
+            rms = scored(hidden, norms, router, x_smem, p_scores + layer % 2 * E, i_p, eps, H // K, CL, PARTS, XB, H, E)
+            mbarrier.wait(chosen, layer & 1)
+            b_weight = weights_of(p_weights + i_p * TOP, i_p * FP + o_row, F, TOP)
+        else:
+            mbarrier.wait(go, n & 1)
+            rms = normed(p_between, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
         n += 1
-        rms = normed(p_between, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
         scales = scales_ahead(
             p_base, at_down, i_p * OWN, 0, OWN // GROUP, F // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
@@ -217,18 +272,23 @@ def multiply_partition(
         b_gate = (firsts.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
         b_up = (seconds.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
         b_act = b_gate / (1.0 + gl.exp2(-b_gate * LOG2E)) * b_up
+        if E > 0:
+            b_act *= b_weight
         gl.store(p_act + i_p * FP + o_row, b_act.to(gl.bfloat16), mask=o_row < FP)
         signal(p_counters)
         # down
         keep_scales(scales, scale_smem, FORM)
         mbarrier.wait(go, n & 1)
         n += 1
-        taken(p_act, x_smem, F // K, CL, PARTS, XB)
+        if E > 0:  # all have read the scores; these are written again in two layers
+            gl.store(p_scores + layer % 2 * E + i_p, float("nan"), mask=i_p < E)
+        taken(p_act, x_smem, STEP, TOP * F // STEP, CL, PARTS, XB)
         scales = scales_ahead(
             p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
         i = rows_of(
-            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, F // K, GROUP, CL, STAGES, WARPS, FORM
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, TOP * F // STEP, GROUP, CL,
+            STEP // (WIDE * PARTS), STAGES, WARPS, FORM,
         )  # fmt: skip
         b_own = flat.slice(0, OWN).load(R1)
         b_res = (b_own.to(gl.bfloat16).to(gl.float32) + b_res).to(gl.bfloat16).to(gl.float32)
@@ -244,23 +304,27 @@ def multiply_partition(
 @quick_launch
 @gluon.jit(do_not_specialize=["NL"])
 def whole_step_kernel(
-    d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_counters, p_table, p_slot,
-    p_len, p_cos, p_sin, NL, eps, scale, stride_block,
+    d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_scores,
+    p_weights, p_counters, p_table, p_slot, p_len, p_cos, p_sin, NL, eps, scale, stride_block,
     H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
     PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
-    MOST_GROUPS: gl.constexpr, FORM: gl.constexpr,
+    MOST_GROUPS: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr,
+    OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Grid (PROGRAMS,), all of which must run at once. p_hidden [H]: the residual stream before and behind NL layers.
 
     d_lines [.., WIDE] begins where p_base does. p_lines int32 [NL, 5]: which of its lines each layer's weights (query-
-    key-value, output, gate and up, down) and its cache [B, 2, KH, S, D] begin at. p_near int64 [NL, 5 + 4 * SIDES]: how
-    many times 16 bytes from p_base on its norms (first, of queries, of keys, second) and its cache lie, then what
-    stands beside each weight. p_counters is zero before and after. A stage has CL lines, a part of each weight's rows,
-    of GROUP rows. MOST_GROUPS: such groups of a weight (gate's) that a program has, at most; a power of 2. FORM says
-    what the weights' words are, PARTS how many numbers in each; KEPT_ROWS, KEPT: the size
-    of what is kept of scales."""
-    MOST: gl.constexpr = F if F > QH * D else QH * D
+    key-value, output, gate and up, down) and its cache [B, 2, KH, S, D] begin at. p_near int64 [NL, 6 + 4 * SIDES]: how
+    many times 16 bytes from p_base on its norms (first, of queries, of keys, second), its cache and its router lie,
+    then what stands beside each weight. p_counters is zero before and after. A stage has CL lines, a part of each
+    weight's rows, of GROUP rows. MOST_GROUPS: such groups of a weight (gate's) that a program has, at most; a power of
+    2. FORM says what the weights' words are, PARTS how many numbers in each; KEPT_ROWS, KEPT: the size of what is kept
+    of scales. E: experts, BE: the next power of 2; the best TOP are chosen (0 and 1: there are none). p_scores [2, E]
+    is NaN before and after."""
+    LINE: gl.constexpr = CL * WIDE * PARTS
+    DOWN: gl.constexpr = TOP * (F if F > LINE else LINE)
+    MOST: gl.constexpr = DOWN if DOWN > QH * D else QH * D
     WAITS: gl.constexpr = 5  # of a layer, in which all programs wait for each other
     i_p = gl.program_id(0)
     w_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, GROUP * CL, WIDE], d_lines.layout)
@@ -271,25 +335,27 @@ def whole_step_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    chosen = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(free.index(s), count=1)
     mbarrier.init(go, count=1)
+    mbarrier.init(chosen, count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (multiply_partition, (
-                w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, p_base, p_near, p_hidden, p_between,
-                p_qkv, p_parts, p_sums, p_act, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
-                stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS, KEPT, PROGRAMS, STAGES, SPLITS, S,
-                QK_NORM, WARPS, FORM,
+                w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden,
+                p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_weights, p_counters, p_slot, p_len, p_cos, p_sin,
+                i_p, NL, eps, scale, stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS, KEPT, PROGRAMS,
+                STAGES, SPLITS, S, QK_NORM, WARPS, FORM, E, TOP,
             )),
             (copy_partition, (
-                d_lines, p_lines, p_table, p_len, w_smem, ready, free, i_p, NL,
-                H, QH, KH, F, GROUP, CL, PARTS, PROGRAMS, STAGES, SPLITS, S,
+                d_lines, p_lines, p_table, p_len, w_smem, ready, free, chosen, p_scores, p_weights, i_p, NL,
+                H, QH, KH, F, GROUP, CL, PARTS, PROGRAMS, STAGES, SPLITS, S, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
             )),
             (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),
         ],
         [1, 1],
-        [40, 24],
+        [72 if E > 0 else 40, 24],
     )  # fmt: skip

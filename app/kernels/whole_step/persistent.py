@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
-from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.forms import BF16, FORMS, StepForm, beside, form_of, words_of
 from app.kernels.whole_step.gluon_copies import WIDE, D
 from app.kernels.whole_step.gluon_step import whole_step_kernel
@@ -26,8 +26,9 @@ _SPARE_BYTES = 2 << 10  # beside these, for scales
 _COUNTERS = 64
 # Each query head reads its keys and values alone. On an H200 a step of Llama-8B, four heads to a group, took 0.19 ms
 # more for each 1,000 tokens of context, layer by layer 0.12, and 0.66 less at 577: by these they meet at some 9,500. Of
-# Qwen3-0.6B, two to a group, it was 0.04 and 0.11: they do not meet.
-LONGEST, LEAST_OF_GROUP = 8192, 4
+# Qwen3-30B-A3B, eight to a group, it was 0.19, 0.00 and 0.79, so they meet at 4,700; of Qwen3-0.6B, two to a group,
+# 0.04 and 0.11: they do not meet.
+_LONGEST, LEAST_OF_GROUP = 32768, 4  # tokens of all heads of a group together
 _FAR = 1 << 31  # lines, as far as the copy engine counts
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
@@ -50,10 +51,15 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
     own = s.hidden // programs
     if s.head_dim != D.value or own & (own - 1) or s.heads & (s.heads - 1):
         return None
-    if 2 * max(read, s.intermediate) > _X_BYTES or s.heads > programs or s.heads % s.kv_heads:
+    if s.heads > programs or s.heads % s.kv_heads:
+        return None
+    if s.experts is not None and not (form is BF16 and _chooses(s.experts, programs)):
         return None
     lines = next((lines for lines in form.lines if _is_even(shape, form, lines, programs)), None)
     if lines is None:
+        return None
+    most = lines * WIDE.value * form.parts
+    if 2 * max(read, _chosen(s) * max(s.intermediate, most if s.experts else 0)) > _X_BYTES:
         return None
     group = BOXES // lines
     kept = _kept(shape, form, lines, group, programs)
@@ -65,9 +71,22 @@ def _is_even(shape: StepShape, form: StepForm, lines: int, programs: int) -> boo
     """True if rows part evenly into groups, and their lines into stages."""
     s = shape
     read = s.heads * s.head_dim
-    written = (read + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate)
+    line = WIDE.value * form.parts
+    written = (read + 2 * s.kv_heads * s.head_dim, s.hidden, _chosen(s) * s.intermediate)
     has_groups = not any(rows % (programs * BOXES // lines) for rows in written)
-    return has_groups and not any(k % (lines * WIDE.value * form.parts) for k in (s.hidden, read, s.intermediate))
+    if s.experts is not None and s.intermediate < lines * line:  # of an expert a stage holds less
+        return has_groups and not any(k % (lines * line) for k in (s.hidden, read)) and s.intermediate % line == 0
+    return has_groups and not any(k % (lines * line) for k in (s.hidden, read, s.intermediate))
+
+
+def _chosen(shape: StepShape) -> int:
+    """Experts of a token, or 1: what all tokens go through."""
+    return 1 if shape.experts is None else shape.experts.chosen
+
+
+def _chooses(experts: StepExperts, programs: int) -> bool:
+    """True if each expert has a program that scores it."""
+    return experts.chosen <= experts.count <= programs and not experts.chosen & (experts.chosen - 1)
 
 
 def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: int) -> tuple[int, int]:
@@ -83,7 +102,8 @@ def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: in
 
 def longest_of(shape: StepShape) -> int | None:
     """See `WholeStep.longest`."""
-    return LONGEST if shape.heads // shape.kv_heads >= LEAST_OF_GROUP else None
+    of_group = shape.heads // shape.kv_heads
+    return _LONGEST // of_group if of_group >= LEAST_OF_GROUP else None
 
 
 def make(shape: StepShape, device: torch.device) -> PersistentStep | None:
@@ -104,10 +124,18 @@ class PersistentStep:
         self.longest = longest_of(shape)
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
         size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
-        self._most_rows = max(size + 2 * s.kv_heads * s.head_dim, s.hidden, s.intermediate) // programs
+        activated, experts = _chosen(s) * s.intermediate, s.experts or StepExperts(0, 1, False, False)
+        self._most_rows = max(size + 2 * s.kv_heads * s.head_dim, s.hidden, activated) // programs
         self._between = torch.empty(s.hidden, dtype=bf16, device=device)
         self._qkv = torch.empty(size + 2 * s.kv_heads * s.head_dim, dtype=bf16, device=device)
-        self._act = torch.empty(s.intermediate, dtype=bf16, device=device)
+        behind = max(tile.lines * WIDE.value * form.parts for form, tile in tiles.items())  # is read, and not used
+        self._act = torch.zeros(activated + behind, dtype=bf16, device=device)
+        self._scores = torch.full((2, max(experts.count, 1)), torch.nan, dtype=fp32, device=device)
+        self._weights = torch.empty(programs * experts.chosen, dtype=fp32, device=device)
+        self._choice = {
+            "E": experts.count, "BE": next_power_of_2(max(experts.count, 1)), "TOP": experts.chosen,
+            "OF_CHOSEN": experts.weighs_chosen, "ROUNDS_WEIGHTS": experts.rounds_weights,
+        }  # fmt: skip
         self._parts = torch.empty(splits * size, dtype=bf16, device=device)
         self._sums = torch.empty(splits * s.heads * 2, dtype=fp32, device=device)
         self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
@@ -126,12 +154,13 @@ class PersistentStep:
         )
         whole_step_kernel[(self._programs,)](
             lines, places.base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
-            self._act, self._counters, token.blocks, token.slot, token.seq_len, token.cos, token.sin, len(layers),
+            self._act, self._scores, self._weights, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
+            token.sin, len(layers),
             s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads, F=s.intermediate,
             GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
             KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, S=size,
             QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(self._most_rows // tile.group),
-            FORM=form.name, num_warps=WARPS, launch_cooperative_grid=True,
+            FORM=form.name, **self._choice, num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
         return x
 
@@ -150,11 +179,13 @@ class PersistentStep:
     def _fits(self, layer: StepLayer) -> bool:
         s = self._shape
         size = s.heads * s.head_dim
+        experts = () if s.experts is None else (s.experts.count,)
         fitting = (
             layer.qkv.shape == (size + 2 * s.kv_heads * s.head_dim, s.hidden),
             layer.output.shape == (s.hidden, size),
-            layer.gate_up.shape == (2 * s.intermediate, s.hidden),
-            layer.down.shape == (s.hidden, s.intermediate),
+            layer.gate_up.shape == (*experts, 2 * s.intermediate, s.hidden),
+            layer.down.shape == (*experts, s.hidden, s.intermediate),
+            (None if layer.router is None else layer.router.shape) == ((*experts, s.hidden) if experts else None),
             layer.cache.shape[1:3] == (2, s.kv_heads) and layer.cache.shape[4] == s.head_dim,
             (layer.query_norm is not None) == (layer.key_norm is not None) == s.norms_heads,
         )
@@ -170,7 +201,7 @@ class StepPlaces:
     base: torch.Tensor  # the first of all that the copy engine reads
     reach: int  # lines from there on
     lines: torch.Tensor  # int32 [L, 5]
-    near: torch.Tensor  # int64 [L, 5 + 4 sides]
+    near: torch.Tensor  # int64 [L, 6 + 4 sides]
 
     @classmethod
     def of(cls, layers: Sequence[StepLayer], addresses: list[int], form: StepForm) -> StepPlaces | None:
@@ -208,7 +239,8 @@ def _copied(layer: StepLayer) -> tuple[torch.Tensor, ...]:
 
 
 def _loaded(layer: StepLayer) -> tuple[torch.Tensor, ...]:
-    """Those that plain loads read; for heads without norms one that nobody reads."""
-    heads = (layer.norm if one is None else one for one in (layer.query_norm, layer.key_norm))
+    """Those that plain loads read; in the place of what there is not one that nobody reads."""
+    maybe = (layer.query_norm, layer.key_norm, layer.router)
+    query, key, router = (layer.norm if one is None else one for one in maybe)
     scales = (one for weight in _weights(layer) for one in beside(weight))
-    return layer.norm, *heads, layer.mlp_norm, layer.cache, *scales
+    return layer.norm, query, key, layer.mlp_norm, layer.cache, router, *scales

@@ -8,16 +8,40 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused.reference import rotate
-from app.kernels.whole_step import StepLayer, StepShape, StepToken, StepWeight
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 
 
 def whole_step(x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken, shape: StepShape) -> torch.Tensor:
     """x [1, hidden] -> [1, hidden], computed in fp32, and rounded where a layer's parts meet."""
     for layer in layers:
         x = x + _product(_attended(x, layer, token, shape), layer.output)
-        gate, up = _product(_normed(x, layer.mlp_norm, shape), layer.gate_up).chunk(2, dim=-1)
-        x = x + _product((F.silu(gate.float()) * up.float()).to(x.dtype), layer.down)
+        normed = _normed(x, layer.mlp_norm, shape)
+        if shape.experts is None:
+            x = x + _product(_activated(normed, layer.gate_up).to(x.dtype), layer.down)
+        else:
+            x = x + _of_experts(normed, layer, shape.experts)
     return x
+
+
+def _activated(x: torch.Tensor, gate_up: StepWeight) -> torch.Tensor:
+    gate, up = _product(x, gate_up).float().chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _of_experts(x: torch.Tensor, layer: StepLayer, experts: StepExperts) -> torch.Tensor:
+    gate_up, down = layer.gate_up, layer.down
+    assert layer.router is not None
+    assert isinstance(gate_up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    scores = (x.float() @ layer.router.float().t()).to(x.dtype).float().flatten()
+    order: list[int] = scores.sort(descending=True, stable=True).indices.tolist()
+    chosen = order[: experts.chosen]
+    weights = scores[chosen].softmax(0) if experts.weighs_chosen else scores.softmax(0)[chosen]
+    weights = weights.to(x.dtype).float() if experts.rounds_weights else weights
+    total = torch.zeros_like(x, dtype=torch.float32)
+    for weight, expert in zip(weights, chosen, strict=True):
+        total += _product((_activated(x, gate_up[expert]) * weight).to(x.dtype), down[expert]).float()
+    return total.to(x.dtype)
 
 
 def _product(x: torch.Tensor, weight: StepWeight) -> torch.Tensor:

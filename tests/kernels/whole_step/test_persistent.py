@@ -14,7 +14,7 @@ from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
-from app.kernels.whole_step import StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
@@ -23,6 +23,8 @@ from tests.kernels.gluon_on_cpu import OnCpu
 
 LLAMA = StepShape(4096, 32, 8, 128, 14336, 1e-5, 128**-0.5, norms_heads=False)
 QWEN = StepShape(1024, 16, 8, 128, 3072, 1e-6, 128**-0.5, norms_heads=True)
+CHOICE = StepExperts(128, 8, weighs_chosen=True, rounds_weights=True)
+EXPERTS = StepShape(2048, 32, 4, 128, 768, 1e-6, 128**-0.5, norms_heads=True, experts=CHOICE)
 SMALL = StepShape(256, 2, 2, 128, 512, 1e-6, 128**-0.5, norms_heads=True)
 TILE = StepTile(4, 8, 3, 2, (1, 4))
 CPU = torch.device("cpu")
@@ -30,25 +32,29 @@ ON_HOPPER = torch.cuda.is_available() and HOPPER.are_met(torch.device("cuda", 0)
 BLOCK, BLOCKS = 16, 24
 
 
-def layers_of(shape: StepShape, count: int, device: torch.device = CPU, form: StepForm = BF16) -> list[StepLayer]:
+def layers_of(shape: StepShape, num_layers: int, device: torch.device = CPU, form: StepForm = BF16) -> list[StepLayer]:
     """All in one memory, as the kernel finds them from one address on."""
     s = shape
     size = s.heads * s.head_dim
-    sizes = [(size + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, size), (2 * s.intermediate, s.hidden)]
-    sizes += [(s.hidden, s.intermediate), (BLOCKS, 2, s.kv_heads, BLOCK, s.head_dim)]
-    sizes += [(s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,)]
+    count = () if s.experts is None else (s.experts.count,)
+    sizes = [(size + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, size), (*count, 2 * s.intermediate, s.hidden)]
+    sizes += [(*count, s.hidden, s.intermediate), (BLOCKS, 2, s.kv_heads, BLOCK, s.head_dim)]
+    sizes += [(*count, s.hidden), (s.hidden,), (s.hidden,), (s.head_dim,), (s.head_dim,)]
     counts = [int(torch.Size(one).numel()) for one in sizes]
-    generator = torch.Generator(device).manual_seed(count)
-    memory = torch.randn(count * sum(counts), dtype=torch.bfloat16, device=device, generator=generator)
+    generator = torch.Generator(device).manual_seed(num_layers)
+    memory = torch.randn(num_layers * sum(counts), dtype=torch.bfloat16, device=device, generator=generator)
     layers = []
     for part in memory.split(sum(counts)):
         found = [one.view(shape) for one, shape in zip(part.split(counts), sizes, strict=True)]
         for weight in found[:4]:
-            weight.mul_(weight.shape[1] ** -0.5)
+            weight.mul_(weight.shape[-1] ** -0.5)
         qkv, output, gate_up, down = (weight if form is BF16 else in_bytes(weight, form) for weight in found[:4])
-        cache, norm, mlp_norm, query, key = found[4:]
+        cache, router, norm, mlp_norm, query, key = found[4:]
+        if s.experts is not None:
+            router.copy_(scoring(router[0], s.experts.count))
         heads = (query, key) if s.norms_heads else (None, None)
-        layers.append(StepLayer(norm, qkv, *heads, output, mlp_norm, gate_up, down, cache))
+        own = None if s.experts is None else router
+        layers.append(StepLayer(norm, qkv, *heads, output, mlp_norm, gate_up, down, cache, own))
     return layers
 
 
@@ -73,6 +79,12 @@ def in_bytes(weight: torch.Tensor, form: StepForm) -> StoredTiles:
     words.copy_(tiles.words)
     scales.copy_(tiles.scales)
     return replace(tiles, words=words, scales=scales)
+
+
+def scoring(direction: torch.Tensor, count: int) -> torch.Tensor:
+    """A router whose scores are so far apart that what rounding does to x changes no choice."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count)).to(direction.device)
+    return (4 * order / count - 2)[:, None] * direction[None, :] * len(direction) ** -0.5
 
 
 def token_at(position: int, shape: StepShape, device: torch.device = CPU) -> StepToken:
@@ -102,6 +114,11 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
         (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 4, (64, 8))),
         (QWEN, BF16, StepTile(16, 8, 12, 8, (1, 4))),
         (QWEN, INT8, None),
+        (EXPERTS, BF16, StepTile(16, 8, 12, 4, (1, 4))),
+        (EXPERTS, FP8_BLOCKS, None),
+        (replace(EXPERTS, intermediate=1408), BF16, None),
+        (replace(EXPERTS, experts=StepExperts(256, 8, weighs_chosen=True, rounds_weights=True)), BF16, None),
+        (replace(EXPERTS, experts=StepExperts(128, 6, weighs_chosen=True, rounds_weights=True)), BF16, None),
         (replace(LLAMA, head_dim=64), BF16, None),
         (replace(LLAMA, hidden=3072), BF16, None),
         (replace(QWEN, hidden=2560), BF16, None),
@@ -116,6 +133,7 @@ def test_tile(shape: StepShape, form: StepForm, tile: StepTile | None) -> None:
 def test_context_by_heads_that_read_alike() -> None:
     assert longest_of(LLAMA) == 8192
     assert longest_of(QWEN) is None
+    assert longest_of(EXPERTS) == 4096
 
 
 @pytest.mark.parametrize(
@@ -125,6 +143,13 @@ def test_context_by_heads_that_read_alike() -> None:
         (replace(SMALL, norms_heads=False), 8, 4, 300),
         (replace(SMALL, kv_heads=1, hidden=128, intermediate=256), 4, 2, 0),
         (replace(SMALL, heads=4), 4, 1, 367),
+        (
+            replace(SMALL, intermediate=192, experts=StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)),
+            8,
+            2,
+            32,
+        ),
+        (replace(SMALL, experts=StepExperts(8, 2, weighs_chosen=False, rounds_weights=False)), 8, 2, 32),
     ],
 )
 def test_meaning(shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +192,7 @@ def test_weights_of_8_bits(
 @pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(
     ("shape", "form"),
-    [(LLAMA, BF16), (QWEN, BF16), (LLAMA, INT8), (LLAMA, FP8), (LLAMA, FP8_BLOCKS)],
+    [(LLAMA, BF16), (QWEN, BF16), (LLAMA, INT8), (LLAMA, FP8), (LLAMA, FP8_BLOCKS), (EXPERTS, BF16)],
     ids=lambda one: f"{one.hidden}" if isinstance(one, StepShape) else one.name,
 )
 def test_on_a_gpu(shape: StepShape, form: StepForm) -> None:

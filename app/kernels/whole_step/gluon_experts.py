@@ -1,0 +1,133 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Experts within a whole step, in Gluon: the choice, the chosen experts' rows, and their products.
+
+A program scores one expert, by a row of the router that it holds in registers. Scores bring their own flag: memory
+holds NaN until one is there, so nobody counts and waits. The warp that copies chooses, as it alone needs the choice at
+once: each program has rows of gate and up of some chosen experts, and rows of down of all of them. What an expert gives
+is weighed before its down, whose sums then go over all chosen experts as over one.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from app.kernels.whole_step.gluon_attend import LOG2E, thread_barrier
+from app.kernels.whole_step.gluon_copies import WIDE, copy_rows
+from app.kernels.whole_step.gluon_forms import store_chunk
+
+
+@gluon.jit
+def read_numbers(p):
+    """Numbers that others write, as they are now."""
+    return gl.inline_asm_elementwise(
+        "ld.relaxed.gpu.global.b32 $0, [$1];", "=f,l", [p.to(gl.int64)], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def scored(
+    hidden, norms, router, x_smem, p_scores, i_p, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+    XB: gl.constexpr, H: gl.constexpr, E: gl.constexpr,
+):  # fmt: skip
+    """Writes hidden * norm into x_smem, and the score of this program's expert, whose row is `router`; what products
+    with x_smem are multiplied by then."""
+    b_squares = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
+    b_products = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
+    for c in gl.static_range(CHUNKS):
+        b_h = hidden[c].to(gl.float32)
+        b_x = (b_h * norms[c].to(gl.float32)).to(x_smem.dtype)
+        store_chunk(x_smem, c, b_x, CL, PARTS)
+        b_squares += b_h * b_h
+        b_products += b_x.to(gl.float32) * router[c].to(gl.float32)
+    rms = gl.rsqrt(gl.sum(gl.sum(b_squares, 1), 0) / H + eps)
+    score = gl.sum(gl.sum(b_products, 1), 0) * rms
+    gl.store(p_scores + i_p, gl.where(score == score, score, -float("inf")), mask=i_p < E)  # NaN says: not there yet
+    fence_async_shared()  # the tensor cores read x_smem
+    thread_barrier()
+    return rms
+
+
+@gluon.jit
+def weights_of(p_weights, o_act, F: gl.constexpr, TOP: gl.constexpr):
+    """Weights of the experts that these numbers, of F for each chosen one, belong to."""
+    return gl.load(p_weights + gl.minimum(o_act // F, TOP - 1), cache_modifier=".cg")
+
+
+@gluon.jit
+def choose(p_scores, p_weights, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
+           ROUNDS_WEIGHTS: gl.constexpr):  # fmt: skip
+    """One warp: waits for all scores; the best TOP experts, the best first, and writes their weights."""
+    SCORES: gl.constexpr = gl.BlockedLayout([BE // 32 if BE > 32 else 1], [32], [1], [0])
+    CHOICE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    o_e = gl.arange(0, BE, layout=SCORES)
+    o_k = gl.arange(0, TOP, layout=CHOICE)
+    p_own = p_scores + gl.minimum(o_e, E - 1)
+    b_scores = read_numbers(p_own)
+    while gl.max(gl.where(b_scores == b_scores, 0, 1), 0) > 0:
+        b_scores = read_numbers(p_own)
+    # Keys have 16 bits in the order of the numbers, and below them the experts' numbers, so that all are unlike.
+    b_bits = (b_scores.to(gl.bfloat16).to(gl.float32) + 0.0).to(gl.int32, bitcast=True)
+    b_keys = gl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits) & -65536
+    b_keys = gl.where(o_e < E, b_keys | (65535 - o_e), -2147483648)
+    best = gl.max(b_keys, 0)
+    top = score_of(best)
+    b_best = gl.zeros([TOP], gl.float32, CHOICE) + top
+    ids = gl.tuple((65535 - (best & 65535),))
+    for k in gl.static_range(1, TOP):
+        b_keys = gl.where(b_keys == best, -2147483648, b_keys)
+        best = gl.max(b_keys, 0)
+        b_best = gl.where(o_k == k, score_of(best), b_best)
+        ids = ids + gl.tuple((65535 - (best & 65535),))
+    b_weights = gl.exp2((b_best - top) * LOG2E)
+    if OF_CHOSEN:
+        total = gl.sum(b_weights, 0)
+    else:
+        b_rounded = b_scores.to(gl.bfloat16).to(gl.float32)
+        total = gl.sum(gl.where(o_e < E, gl.exp2((b_rounded - top) * LOG2E), 0.0), 0)
+    b_weights = b_weights / total
+    if ROUNDS_WEIGHTS:
+        b_weights = b_weights.to(gl.bfloat16).to(gl.float32)
+    gl.store(p_weights + o_k, b_weights)
+    return ids
+
+
+@gluon.jit
+def score_of(key):
+    """The number that a key stands for."""
+    bits = key & -65536
+    return gl.where(bits < 0, bits ^ 0x7FFF0000, bits).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def copy_experts(
+    d_lines, pieces, ready, free, i, chosen, gate, down, p_scores, p_weights, i_p, H: gl.constexpr, F: gl.constexpr,
+    GROUP: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr,
+    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
+):  # fmt: skip
+    """The rows of a layer's chosen experts that this program has, as soon as they are known: of gate and up some of one
+    or of several, of down some of all."""
+    LINE: gl.constexpr = WIDE * PARTS
+    PAIRS: gl.constexpr = TOP * F // (PROGRAMS * GROUP)
+    OF_ONE: gl.constexpr = F // GROUP
+    OWN: gl.constexpr = H // PROGRAMS
+    ids = choose(p_scores, p_weights, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS)
+    thread_barrier()
+    mbarrier.arrive(chosen, count=1)
+    for g in range(i_p * PAIRS, (i_p + 1) * PAIRS):
+        row = one_of(ids, g // OF_ONE, TOP) * (2 * F) + g % OF_ONE * GROUP
+        i = copy_rows(d_lines, pieces, ready, free, i, gate, row, H // LINE, GROUP, CL, 2, F, STAGES)
+    for g in range(OWN // GROUP * TOP):
+        row = one_of(ids, g % TOP, TOP) * H + i_p * OWN + g // TOP * GROUP
+        i = copy_rows(d_lines, pieces, ready, free, i, down, row, F // LINE, GROUP, CL, 1, 0, STAGES)
+    return i
+
+
+@gluon.jit
+def one_of(ids, k, TOP: gl.constexpr):
+    """The k-th of them."""
+    found = ids[0]
+    for j in gl.static_range(1, TOP):
+        found = gl.where(k == j, ids[j], found)
+    return found
