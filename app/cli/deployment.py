@@ -7,6 +7,7 @@ Serve keeps the reason for its status alone: `serve run` would stay for ever bes
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import signal
@@ -40,6 +41,10 @@ DASHBOARD = "--dashboard"
 RAYS_VARIABLES = {
     "RAY_CLIENT_MODE": "0", "RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"
 }  # fmt: skip
+AGENTS_MODULES = (
+    *("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter.prometheus", "opentelemetry.proto"),
+    *("prometheus_client", "pydantic"),
+)
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -67,6 +72,7 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
         try:
             _begin_workers_lightly()
             _announce_workers(document)
+            _look_for_agents_modules()
             if not dashboard:
                 _start_dashboard_beside()
             ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
@@ -127,8 +133,6 @@ def _announce_workers(document: dict[str, Any]) -> None:
     in which Ray and Serve are imported for them. In another environment they would begin with less that is imported."""
     from ray._private.node import Node
 
-    from app.engine.executor.transports.compiled_graph import worker_environment
-
     start = Node.start_raylet
     options = document.get("controller_options") or {}
     variables = (options.get("runtime_env") or {}).get("env_vars") or {}
@@ -139,6 +143,8 @@ def _announce_workers(document: dict[str, Any]) -> None:
         rays = RAYS_VARIABLES | {"RAY_RAYLET_PID": str(raylet.process.pid)}
         all_have = {**os.environ, **rays, **variables}
         worker_template.announce(become.HOST, all_have)
+        from app.engine.executor.transports.compiled_graph import worker_environment  # takes as long as Ray does by now
+
         worker_template.announce(become.DEVICE, {**all_have, **worker_environment(_step_timeout_s(document))})
 
     Node.start_raylet = start_and_announce
@@ -151,6 +157,26 @@ def _step_timeout_s(document: dict[str, Any]) -> float:
         return float(document["applications"][0]["args"]["models"][0]["engine"].get("step_timeout_s", default))
     except (LookupError, TypeError, ValueError, AttributeError):  # its mistake is told by whom it is for
         return default
+
+
+def _look_for_agents_modules() -> None:
+    """Ray imports, before its node starts, what its agent needs, only to know whether it is installed. Here it looks
+    whether it is, and imports where something is not, to tell what."""
+    from ray._private import utils
+
+    by_importing = utils.get_dashboard_dependency_error
+
+    def by_looking() -> ImportError | None:
+        return None if all(map(_is_installed, AGENTS_MODULES)) else by_importing()
+
+    utils.get_dashboard_dependency_error = by_looking
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # not even what it is a part of
+        return False
 
 
 def _begin_workers_lightly() -> None:
