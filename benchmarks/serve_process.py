@@ -27,12 +27,9 @@ from typing import Any
 import psutil
 import yaml
 
+from app.engine.executor import own_ray
+
 ROOT = Path(__file__).resolve().parent.parent
-RAY_ENVIRON = {  # as under `make serve`
-    "RAY_worker_niceness": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_output_error_log_if_still_retry": "0",
-}
 
 
 def free_port() -> int:
@@ -117,7 +114,7 @@ class ServeProcess:
         env = {
             **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
             "RAY_TMPDIR": str(self.tmp / "ray"),
-            **RAY_ENVIRON,
+            **own_ray.SETTINGS,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             **self.environ,
         }

@@ -25,6 +25,7 @@ from app.cli.serve_schema import check_schema
 from app.cli.target import add_target, options_given
 from app.config.ingress import KEYS_FILE_VARIABLE, KEYS_VARIABLE
 from app.deployments.serve.haproxy import lost_settings
+from app.engine.executor import own_ray
 from app.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent  # the package's: replicas must be able to import it
@@ -103,15 +104,8 @@ def command_line(
     """Returns the command that deploys `path` on the Ray cluster at `address`, or on one of its own (with Ray's
     `dashboard`, if that is wanted), and its environment.
     """
-    # The Makefile says why.
-    ours = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "RAY_prestart_worker_first_driver": "0",
-        "RAY_enable_output_error_log_if_still_retry": "0",
-    }
     own = {} if address else RAY_SETTINGS
-    environment = {**ours, **own, **environ}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", **own_ray.SETTINGS, **own, **environ}
     mode = auth_mode(environ) if address else environ.get("RAY_AUTH_MODE", "token")  # closed to others of the machine
     if mode is not None:
         environment["RAY_AUTH_MODE"] = mode

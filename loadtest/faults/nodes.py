@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.serve_process import RAY_ENVIRON, ServeProcess, free_port
+from app.engine.executor import own_ray
+from benchmarks.serve_process import ServeProcess, free_port
 from loadtest.faults.relay import HERE, THERE, enter_new_network
 from loadtest.faults.shapes import Shape
 
@@ -44,7 +45,7 @@ class RayNodes:
         """Start the head, then the others, and let the deployment join them."""
         if not self._shape.num_nodes:
             return
-        self._environ = {**os.environ, **RAY_ENVIRON, **server.environ, "RAY_AUTH_MODE": "token"}
+        self._environ = {**os.environ, **own_ray.SETTINGS, **server.environ, "RAY_AUTH_MODE": "token"}
         self._environ["RAY_TMPDIR"] = f"{self._tmp}/ray"
         self._environ.pop("RAY_ADDRESS", None)
         if self._shape.redis:

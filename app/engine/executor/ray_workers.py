@@ -22,6 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app.config.engine import EngineConfig
+from app.engine.executor import own_ray
 from app.engine.executor.placement import Placement, place
 from app.engine.executor.transports import choose_transport
 from app.engine.executor.transports.compiled_graph import worker_environment
@@ -52,10 +53,12 @@ class RayWorkersExecutor(WorkerGroupExecutor):
 
     def _launch(self) -> WorkerGroup:
         if not ray.is_initialized():
-            ray.init(include_dashboard=False)
+            own_ray.start()
         self._placement = place(self._config)
         self._create_actors(self._placement)
-        return self._connect(self._placement)
+        worker_group = self._connect(self._placement)
+        own_ray.warn_of_niceness(rank.pid for rank in worker_group.ranks if rank.same_node)
+        return worker_group
 
     def _create_actors(self, placement: Placement) -> None:
         actor_class = ray.remote(WorkerActor)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from app import LLM, SamplingParams
+from app.engine.executor import own_ray
 from app.errors import EngineDeadError
 from app.offline.prompts import Encoded
 from benchmarks.serve_process import ROOT
@@ -104,11 +105,13 @@ def test_sums_in_one_kernel_with_the_norm_give_the_logprobs_of_nccl(one_gpu: boo
 
 @pytest.fixture
 def two_ray_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cluster that says it has two GPUs, be it true or not."""
+    """A cluster that says it has two GPUs, be it true or not, with the settings of ours."""
     ray = pytest.importorskip("ray")  # which a machine for the rest may lack
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray would count them
+    for name, value in own_ray.SETTINGS.items():
+        monkeypatch.setenv(name, value)
     ray.init(
-        num_cpus=4,  # Ray begins a process for each
+        num_cpus=4,
         num_gpus=2,
         include_dashboard=False,
         log_to_driver=False,
