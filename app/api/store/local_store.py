@@ -14,9 +14,7 @@ has each order that it asks for (order.py).
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from app.api.store.entries import (
     NO_LEASE,
@@ -30,36 +28,11 @@ from app.api.store.entries import (
     StoreLimits,
     Tail,
 )
+from app.api.store.kept_entry import KeptEntry, TenantEntries, check_seen, is_repeated
 from app.api.store.order import Ages, Dues, Largest
 from app.errors import OverloadedError
 
 READ_CHUNKS = 1 << 16  # most chunks that one call reads
-
-
-@dataclass(slots=True)
-class _Entry:
-    header: bytes
-    created: int  # counts up
-    chunks: list[bytes] = field(default_factory=list)
-    version: int = 0
-    num_bytes: int = 0
-    previous: str | None = None
-    label: str = ""
-    owner: str = ""
-    lease_until: float = 0.0
-    expires_at: float | None = None
-
-    def is_held(self, now: float) -> bool:
-        """True if its owner is known to work on it."""
-        return bool(self.owner) and now < self.lease_until
-
-
-@dataclass(slots=True)
-class _Tenant:
-    entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)  # the longest unused first
-    num_bytes: int = 0
-    owned: dict[str, _Entry] = field(default_factory=dict)
-    ages: dict[str, Ages] = field(default_factory=dict)  # by label; "" has all
 
 
 class LocalStore:
@@ -68,9 +41,9 @@ class LocalStore:
     def __init__(self, limits: StoreLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, TenantEntries] = {}
         self._num_entries = self._num_bytes = self._num_created = 0
-        self._under_way: dict[tuple[str, str], _Entry] = {}
+        self._under_way: dict[tuple[str, str], KeptEntry] = {}
         self._dues = Dues(self._expires_at, self.__len__)
         self._by_entries, self._by_bytes = Largest(self._entries_of), Largest(self._bytes_of)
 
@@ -97,17 +70,17 @@ class LocalStore:
         """
         self._sweep()
         entry = self._find(tenant, key)
-        if entry is not None and _is_repeated(entry, header, append, seen, lease.owner):
+        if entry is not None and is_repeated(entry, header, append, seen, lease.owner):
             entry.lease_until = self._clock() + lease.seconds
             return entry.version
-        _check_seen(key, entry, seen)
+        check_seen(key, entry, seen)
         if entry is None and born.max_owned is not None:
             self._check_owned(tenant, born.max_owned)
         grown = len(header) - (len(entry.header) if entry is not None else 0) + sum(map(len, append))
         self._make_room(tenant, int(entry is None), grown, key)
         if entry is None:
             self._num_created += 1
-            entry = _Entry(b"", self._num_created, previous=born.previous, label=born.label)
+            entry = KeptEntry(b"", self._num_created, previous=born.previous, label=born.label)
             self._add(tenant, key, entry)
         now = self._clock()
         entry.header = header
@@ -239,7 +212,7 @@ class LocalStore:
         """At most `limit` entries of a label in the order of their making, those after `after`; StoreConflictError
         when that one is not kept, or of another label. `only_finished`: those that nobody works on."""
         self._sweep()
-        found = self._tenants.get(tenant, _Tenant())
+        found = self._tenants.get(tenant, TenantEntries())
         entries = found.entries
         if after is not None and (after not in entries or label not in ("", entries[after].label)):
             raise StoreConflictError(f"{after} is not kept")
@@ -282,14 +255,14 @@ class LocalStore:
         self._has_changed(tenant)
         return True
 
-    def _add(self, tenant: str, key: str, entry: _Entry) -> None:
-        found = self._tenants.setdefault(tenant, _Tenant())
+    def _add(self, tenant: str, key: str, entry: KeptEntry) -> None:
+        found = self._tenants.setdefault(tenant, TenantEntries())
         found.entries[key] = entry
         self._num_entries += 1
         for label in {"", entry.label}:
             found.ages.setdefault(label, Ages()).add(entry.created, key)
 
-    def _own(self, tenant: str, key: str, entry: _Entry, owner: str, until: float) -> None:
+    def _own(self, tenant: str, key: str, entry: KeptEntry, owner: str, until: float) -> None:
         entry.owner, entry.lease_until = owner, until
         owned = self._tenants[tenant].owned
         if owner:
@@ -322,7 +295,7 @@ class LocalStore:
         if number >= most:
             raise OverloadedError(f"{number} of yours are under way; at most {most}")
 
-    def _find(self, tenant: str, key: str) -> _Entry | None:
+    def _find(self, tenant: str, key: str) -> KeptEntry | None:
         entries = self._tenants[tenant].entries if tenant in self._tenants else {}
         entry = entries.get(key)
         if entry is not None and entry.expires_at is not None and entry.expires_at <= self._clock():
@@ -330,22 +303,22 @@ class LocalStore:
             return None
         return entry
 
-    def _owned(self, tenant: str, key: str, owner: str) -> _Entry:
+    def _owned(self, tenant: str, key: str, owner: str) -> KeptEntry:
         entry = self._find(tenant, key)
         if entry is None or entry.owner != owner:
             raise StoreConflictError(f"{key} is gone, or somebody else's by now")
         return entry
 
-    def _give(self, tenant: str, key: str, entry: _Entry, owner: str, lease_s: float) -> None:
+    def _give(self, tenant: str, key: str, entry: KeptEntry, owner: str, lease_s: float) -> None:
         self._own(tenant, key, entry, owner, self._clock() + lease_s)
         entry.version += 1
 
-    def _stored(self, key: str, entry: _Entry) -> Stored:
+    def _stored(self, key: str, entry: KeptEntry) -> Stored:
         is_lost = bool(entry.owner) and not entry.is_held(self._clock())
         counts = (entry.version, len(entry.chunks), entry.num_bytes)
         return Stored(key, entry.header, *counts, entry.previous, entry.owner, is_lost)
 
-    def _grow(self, tenant: str, entry: _Entry, chunks: Sequence[bytes], num_bytes: int) -> None:
+    def _grow(self, tenant: str, entry: KeptEntry, chunks: Sequence[bytes], num_bytes: int) -> None:
         entry.chunks += chunks
         entry.num_bytes += num_bytes
         self._tenants[tenant].num_bytes += num_bytes
@@ -359,7 +332,7 @@ class LocalStore:
         size = num_bytes + (entry.num_bytes if entry is not None else 0)
         fits = size <= min(limits.max_bytes, limits.max_tenant_bytes)  # else nothing is forgotten for it
         while True:
-            own = self._tenants.get(tenant) or _Tenant()
+            own = self._tenants.get(tenant) or TenantEntries()
             own_count, own_bytes = len(own.entries) + num_entries, own.num_bytes + num_bytes
             if own_count > limits.max_tenant_entries or own_bytes > limits.max_tenant_bytes:
                 victims = iter((tenant,))
@@ -400,19 +373,3 @@ class LocalStore:
         """Forget what has expired."""
         for tenant, key in self._dues.until(self._clock()):
             self.delete(tenant, key)
-
-
-def _check_seen(key: str, entry: _Entry | None, seen: Seen | None) -> None:
-    if seen is None:
-        return
-    if seen.version != (entry.version if entry is not None else 0):
-        raise StoreConflictError(f"{key} was changed meanwhile")
-    if seen.num_chunks is not None and seen.num_chunks != (len(entry.chunks) if entry is not None else 0):
-        raise StoreConflictError(f"{key} has grown meanwhile")
-
-
-def _is_repeated(entry: _Entry, header: bytes, append: Sequence[bytes], seen: Seen | None, owner: str) -> bool:
-    """True if the last change of an entry was the put of just this after `seen`."""
-    if seen is None or (entry.version, entry.header, entry.owner) != (seen.version + 1, header, owner):
-        return False
-    return entry.chunks[len(entry.chunks) - len(append) :] == list(append)
