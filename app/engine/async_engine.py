@@ -33,6 +33,7 @@ logger = logging.getLogger("manta.engine")
 
 HANG_GRACE_S = 5.0  # the executor itself gives up a hung step at its limit, and knows which worker it was
 CONTROL_POLL_S = 0.005  # a control call that waits, with no step to wait for
+LEAST_WAIT_S = 0.0002  # a shorter one is mostly the waking up
 PARK_AFTER_S = 0.05  # waking a parked worker takes milliseconds, so a short gap between requests does not park
 
 
@@ -212,6 +213,8 @@ class AsyncEngine:
     def _loop(self) -> None:
         while self._apply_commands():
             if self._core.has_work():
+                if self._comes_somebody(self._core.spare_s()) and not self._apply_commands():
+                    return
                 self._step_began = began = time.monotonic()
                 outputs = self._core.step()
                 self._step_began = None
@@ -266,19 +269,26 @@ class AsyncEngine:
         for part in parts:
             self._core.enqueue(part)
 
-    def _wait_for_work(self) -> None:
-        def called() -> bool:
-            return self._stopping or bool(self._commands)
+    def _is_called(self) -> bool:
+        return self._stopping or bool(self._commands)
 
+    def _comes_somebody(self, within_s: float) -> bool:
+        """Wait for whoever asks for something within this time; True if somebody does."""
+        if within_s < LEAST_WAIT_S:
+            return False
         with self._condition:
-            if self._condition.wait_for(called, self._park_after_s):
+            return self._condition.wait_for(self._is_called, within_s)
+
+    def _wait_for_work(self) -> None:
+        with self._condition:
+            if self._condition.wait_for(self._is_called, self._park_after_s):
                 return
         while self._core.use_idle_time():
-            if called():
+            if self._is_called():
                 return
         self._core.executor.park()
         with self._condition:
-            self._condition.wait_for(called)
+            self._condition.wait_for(self._is_called)
 
     def _publish(self, outputs: list[EngineOutput]) -> None:
         outputs, left = self._bundles.gather(outputs)

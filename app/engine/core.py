@@ -20,6 +20,7 @@ from app.engine.adapters.loads import AdapterLoads
 from app.engine.assembly import Assembly
 from app.engine.executor.base import Executor
 from app.engine.scheduler.admission import Admission
+from app.engine.scheduler.plan_time import PlanTime
 from app.engine.scheduler.scheduler import Scheduler
 from app.errors import EngineAsleepError, EngineDeadError, InvalidRequestError, ModelNotFoundError
 from app.records.adapter import AdapterAsk
@@ -64,6 +65,7 @@ class EngineCore:
         self.is_profiling = False
         self.last_traces: list[str] = []  # of a profile that has ended by itself
         self._wait_s = self._update_s = 0.0  # of this step
+        self._plan_time = PlanTime()
         self.state = EngineState()
         self._most_inflight = config.max_inflight_steps  # 0 while frozen
         self._held: set[str] = set()  # requests that came while new ones wait
@@ -275,6 +277,13 @@ class EngineCore:
         """True if `step` would bring anything."""
         return bool(self._ready) or self._num_calls > 0 or (self._most_inflight > 0 and self.scheduler.has_work())
 
+    def spare_s(self) -> float:
+        """Returns for how long the next step need not be planned: who comes until then is in it."""
+        scheduler = self.scheduler
+        if self._ready or self._num_calls or self._most_inflight != 2 or scheduler.num_unreturned != 1:
+            return 0.0
+        return self._plan_time.spare_s(time.monotonic(), scheduler.running_s())
+
     def step(self) -> list[EngineOutput]:
         """Fill the workers' queue, wait for the oldest call, return the outputs it brought (possibly none).
 
@@ -342,6 +351,8 @@ class EngineCore:
     def _submit(self, step_message: SchedulerOutput) -> None:
         self.executor.submit(step_message)
         self._num_calls += 1
+        if num_tokens := step_message.num_tokens:
+            self._plan_time.send(time.monotonic(), is_long=num_tokens > len(step_message.rows))
 
     def _collect(self) -> None:
         began = time.monotonic()
@@ -349,6 +360,7 @@ class EngineCore:
         came = time.monotonic()
         self._num_calls -= 1
         for output in returned:
+            self._plan_time.take(came, output.step_time_s)
             self._ready += self.scheduler.update_from_output(output)
         self._wait_s += came - began
         self._update_s += time.monotonic() - came

@@ -174,6 +174,42 @@ def test_abort_frees_all_blocks(make_engine: Callable[..., Setup]) -> None:
     limits.wait_until(lambda: setup.engine.stats().num_free_blocks == 200, "all blocks are free")
 
 
+def test_a_plan_that_waits_takes_in_who_comes(
+    make_engine: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine would plan its next step much later; a request that comes is in the step that it plans at once."""
+    setup, waits = make_engine(Slow(late=True), start=False), threading.Event()
+
+    def spare_s(core: EngineCore) -> float:
+        if "first" not in setup.receiver.results.tokens or waits.is_set():
+            return 0.0
+        waits.set()
+        return 10.0 * limits.patience_s()
+
+    monkeypatch.setattr(EngineCore, "spare_s", spare_s)
+    setup.engine.start()
+    setup.engine.add_request(make_request("first", [1], max_tokens=60))
+    assert waits.wait(limits.patience_s())
+    sent = len(setup.executor.step_messages)
+    setup.engine.add_request(make_request("second", [2], max_tokens=3))
+    setup.receiver.wait_final("first", "second")
+    assert len(setup.executor.step_messages[sent].new_requests) == 1
+
+
+def test_a_plan_waits_only_while_one_step_is_out_that_was_measured(make_engine: Callable[..., Setup]) -> None:
+    setup = make_engine(Slow(late=True), start=False)
+    core = setup.core
+    core.start()
+    core.add_request(make_request("a", [1] * 8, max_tokens=20))
+    assert core.spare_s() == 0.0, "nothing is out"
+    while not setup.core.scheduler._statistics.costs.decode_step_s:
+        core.step()
+    core._plan_time.margin_s = -limits.patience_s()
+    assert core.spare_s() > 0.0
+    core.add_request(make_request("b", [2] * 8, max_tokens=20))
+    assert core.spare_s() == 0.0, "a prompt is to be planned for"
+
+
 def test_a_slow_client_holds_only_itself(make_engine: Callable[..., Setup]) -> None:
     setup = make_engine()
     setup.executor.hold_at_step = 4

@@ -223,6 +223,14 @@ class Scheduler:
         most = min(rules.max_num_seqs, MOST_WHOLE_PROMPTS) if rules.whole_prompts else rules.max_num_seqs
         return load.num_requests >= most or load.to_compute >= rules.max_num_batched_tokens
 
+    def running_s(self) -> float:
+        """Seconds that the step which is out takes, by those before it; 0: not known, or prompts are left to plan."""
+        step, costs = self._writer.in_flight[-1], self._statistics.costs
+        if len(self.waiting) or (self.rows.pending() > 1).any():
+            return 0.0
+        prompts_s = (step.num_tokens - step.num_decode_tokens) * costs.prefill_token_s
+        return prompts_s + (costs.decode_step_s if step.num_decode_tokens else 0.0)
+
     # ---- scheduling
 
     def schedule(self) -> SchedulerOutput | None:
