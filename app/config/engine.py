@@ -152,8 +152,9 @@ class EngineConfig(Frozen):
         description="Time that a step with prompts shall take, in seconds: it gets fewer of their tokens (128 or "
         "more) where those have taken longer, so that who decodes or comes meanwhile waits less; where 128 take "
         "longer, one or two steps of decodes alone follow. On a GPU it takes longer while more prompts wait than ten "
-        "such steps compute, and where fewer tokens would be hardly quicker; anywhere up to a quarter longer where a "
-        "prompt ends with it. 0: no limit. When not given, 0.05 for a server on a CPU, 0.025 on a GPU.",
+        "such steps compute, and where fewer tokens would be hardly quicker; else up to a quarter longer where a "
+        "prompt ends with it, but on a GPU beside decodes for a hundredth of their tokens only. 0: no limit. When "
+        "not given, 0.05 for a server on a CPU, 0.025 on a GPU.",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="`priority`: lower `priority` first, then first come first served."

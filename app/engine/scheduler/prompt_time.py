@@ -5,14 +5,17 @@ more. But a step has a fixed part, however few its tokens: its launches, and wei
 short, as of rests of prompts, tell it. On a GPU prompts have at least as many tokens as bring their step to WORTH times
 that part: where it is long, shorter ones would be hardly quicker, and many more. Once more prompts wait than
 BACKLOG_STEPS steps compute, steps grow with what waits there, and at saturation are as long as the budget of tokens
-allows. Where even the fewest tokens take longer than `max_step_s` (a CPU), up to PAUSE_STEPS steps of decodes alone
-follow, so that the average is near it.
+allows. Where that part is small, as of captured steps, prompts are cut beside decodes (`step_rounds.py`). Where even
+the fewest tokens take longer than `max_step_s` (a CPU), up to PAUSE_STEPS steps of decodes alone follow, so that the
+average is near it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+
+from app.engine.scheduler.step_rounds import PLANNED, StepRounds
 
 ALONE_S = 0.2  # for a request beside which nobody decodes or waits: somebody may come
 WHOLE = 1.25  # times as long its step may take where it is the last: what is left would cost another one
@@ -30,6 +33,7 @@ LAST = 1.25  # times as many tokens as a step has time for, where a prompt ends 
 WEIGHT = 0.25  # of the last step in an average
 DOUBTED = 0.002  # of the fixed part, with each other step: short ones may not come until all are shorter
 FORGOTTEN = 0.01  # of the most tokens that steps usually have, with each step
+CHEAP = 0.65  # of what a step's prompts take: a fixed part up to that is small
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class PromptTime:
 
     max_step_s: float = 0.0
     grows: bool = False  # with what waits
+    rounds: StepRounds = field(default_factory=StepRounds)
     _pause: int = field(default=0, init=False)  # steps of decodes alone that are still to follow
     _usual: float = field(default=0.0, init=False)  # tokens that a step has lately, unless more waits
     _fixed_s: float = field(default=0.0, init=False)  # what the prompts of a short step take; 0 until told
@@ -47,7 +52,7 @@ class PromptTime:
         """A step's `num_tokens` tokens of prompts took so long, beside its decodes."""
         if prompts_s <= 0:
             return
-        if not self._fixed_s or num_tokens <= SHORT * self._usual:  # the first one may be any
+        if num_tokens <= SHORT * self._usual:
             most_s = min(MOST_FIXED * self.max_step_s, 2.0 * self._fixed_s or math.inf)  # some steps are stalls
             self._fixed_s = _average(self._fixed_s, min(prompts_s, most_s))
         else:
@@ -63,12 +68,14 @@ class PromptTime:
         is_alone: bool,
         room: int = 1 << 30,
         first: int = 0,
+        num_decodes: int = 0,
     ) -> int | None:
         """Returns how many tokens of prompts the step has time for; None: any number.
 
         `token_s`: seconds that a token of a prompt takes, 0 until measured; `decode_s`: that the step's decodes take;
         `backlog`: tokens of prompts that run or wait; `is_alone`: they are one request's, and nobody decodes; `room`:
-        tokens that the step's budget has left for prompts; `first`: those of the prompts under way, or of the next one.
+        tokens that the step's budget has left for prompts; `first`: those of the prompts under way, or of the next one;
+        `num_decodes`: rows that decode.
         """
         if not self.max_step_s or not token_s:
             return None
@@ -79,6 +86,12 @@ class PromptTime:
             self._pause -= 1
             return 0
         tokens = (self.max_step_s - decode_s) / token_s
+        if self.grows and num_decodes:
+            full_s = self._token_s or token_s
+            planned = self.rounds.tokens(num_decodes, (PLANNED * self.max_step_s - decode_s) / full_s, backlog, first)
+            if planned >= MIN_TIMED_TOKENS and self._fixed_s <= CHEAP * planned * full_s:
+                self._usual = max(planned, (1 - FORGOTTEN) * self._usual)
+                return max(planned, _rounded(backlog // BACKLOG_STEPS))
         if self.grows:
             tokens = max(tokens, min(MOST_WORTH, WORTH * self._fixed_s / (self._token_s or token_s)))
             self._usual = max(tokens, (1 - FORGOTTEN) * self._usual)

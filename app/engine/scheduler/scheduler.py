@@ -281,6 +281,7 @@ class Scheduler:
                 is_alone=not is_crowded and not plan.has_decodes,
                 room=plan.budget.left,
                 first=to_compute or next((one.num_tokens for one in self.waiting.first(1)), 0),
+                num_decodes=int(decodes.size),
             )
             plan.budget.limit(most)
             plan.budget.open_prefills(is_crowded)
@@ -449,6 +450,7 @@ class Scheduler:
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
         if (decodes := step_message.num_decode_tokens) and (prompts := step_message.num_tokens - decodes):
             self._rules.prompt_time.note(prompts, stats.tokens_s - self._statistics.costs.decode_step_s)
+        self._rules.prompt_time.rounds.count(decodes, stats.tokens_s > self._rules.prompt_time.max_step_s)
         self._statistics.count_step(stats, decodes)
         return outputs
 

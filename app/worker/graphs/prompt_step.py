@@ -20,6 +20,7 @@ from app.kernels.attention import AttentionMetadata
 from app.kernels.rows import StepTensors
 from app.layers.context import HiddenStates
 from app.layers.rotary import ROPE_POSITIONS
+from app.records.step_places import DECODE_PLACES, ROUND
 from app.worker.forward_pass import ForwardPass
 from app.worker.rows.input_batch import InputBatch
 from app.worker.rows.row_state import RowState
@@ -53,7 +54,7 @@ class PromptKey(NamedTuple):
 
 
 # A prompt alone is the most needed; many rows would be programs of attention without anything to do.
-KINDS = (PromptKey(0, 1), PromptKey(0, 4), *(PromptKey(0, 4, decodes) for decodes in (16, 48, 96, 128)))
+KINDS = (PromptKey(0, 1), PromptKey(0, 4), *(PromptKey(0, 4, decodes) for decodes in DECODE_PLACES))
 MOST_FURTHER = 128  # more tokens than the next size has, of a step that may be quicker
 
 
@@ -87,9 +88,21 @@ class PromptStep:
     def keys(self) -> list[PromptKey]:
         """All steps that there are: the largest, in whose memory the others fit, then those that are most needed, of
         each kind the largest first."""
-        found = [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self.sizes)]
+        found = [kind._replace(tokens=size) for kind in self.kinds for size in reversed(self._sizes_of(kind))]
         largest = max(found, key=lambda key: key.places, default=None)
         return sorted(found, key=lambda key: key != largest)
+
+    def _next_of(self, kind: PromptKey, tokens: int) -> list[PromptKey]:
+        sizes = self._sizes_of(kind)
+        index = bisect_left(sizes, tokens)
+        return [kind._replace(tokens=size) for size in sizes[index:] if size <= sizes[index] + MOST_FURTHER]
+
+    def _sizes_of(self, kind: PromptKey) -> list[int]:
+        """Numbers of tokens; those of steps with rows that decode also fill whole rounds with them."""
+        if not kind.decodes or not self.sizes:
+            return self.sizes
+        whole = (rows - kind.decodes for rows in range(ROUND, self.sizes[-1] + 1, ROUND))
+        return sorted({*self.sizes, *(size for size in whole if size >= LEAST_TOKENS)})
 
     def limit(self, most_tokens: int) -> None:
         """Steps of more tokens are none of these."""
@@ -98,13 +111,13 @@ class PromptStep:
     def keys_for(self, meta: AttentionMetadata) -> Sequence[PromptKey]:
         """Those of the steps that such a one can run as, the smallest first."""
         decodes, prompts = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
-        index = bisect_left(self.sizes, len(meta.slot_mapping) - decodes)
-        if not prompts or index == len(self.sizes) or not (self._takes_context or _begin(meta)):
+        tokens = len(meta.slot_mapping) - decodes
+        if not prompts or not self.sizes or tokens > self.sizes[-1] or not (self._takes_context or _begin(meta)):
             return ()
         fitting = [kind for kind in self.kinds if kind.prompts >= prompts and kind.decodes >= decodes]
         kinds = [kind for kind in fitting if decodes or not kind.decodes]
-        sizes = [size for size in self.sizes[index:] if size <= self.sizes[index] + MOST_FURTHER]
-        return [kind._replace(tokens=size) for size in sizes for kind in kinds]
+        keys = [key for kind in kinds for key in self._next_of(kind, tokens)]
+        return sorted(keys, key=lambda key: key.tokens)
 
     def load(self, key: PromptKey, batch: InputBatch) -> None:
         """The tokens and rows of a step for the next run."""

@@ -46,6 +46,22 @@ def test_steps_grow_with_what_waits_only_where_they_may() -> None:
     assert tokens(1e-4, backlog=10240) == 480
 
 
+def test_beside_decodes_a_step_fills_rounds_of_rows_while_rests_are_short() -> None:
+    """85 of 100 ms are 850 tokens of 0.1 ms; 30 decodes have 48 places, so the rows are 768."""
+    time_of = PromptTime(0.1, grows=True)
+
+    def most(backlog: int = 2000, num_decodes: int = 30, decode_s: float = 0.0) -> int | None:
+        return time_of.most_tokens(1e-4, decode_s, backlog, False, first=2000, num_decodes=num_decodes)
+
+    assert most() == 720
+    assert most(decode_s=0.02) == 464
+    assert most(num_decodes=0) == 960, "nobody decodes"
+    assert most(backlog=20000) == 1920, "more than ten steps' worth"
+    assert PromptTime(0.1).most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=30) == 960, "on a CPU"
+    time_of.note(100, 0.08)  # a short step that took as long as a full one
+    assert most() == 1152, "no shorter step would be quicker"
+
+
 def test_without_a_time_there_is_no_limit() -> None:
     assert PromptTime(0.0, grows=True).most_tokens(1e-4, 0.0, 10**6, False) is None
 

@@ -1,0 +1,41 @@
+"""Says how many tokens of prompts a step has beside decodes, so that about one token in a hundred comes late.
+
+Products take their rows in rounds: of an 8B model on an H200 768 rows or 1,024 take the least time a row, as all
+multiprocessors are busy to the end. Steps have as many rounds as take PLANNED times the objective, since the same step
+takes longer at times; a round more while many prompts wait, as long as tokens that came in time make up for those that
+come late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.records.step_places import DECODE_PLACES, ROUND, decode_places
+
+PLANNED = 0.85
+LATE = 0.01  # of the tokens: the 99th percentile is in time
+MOST_LEFT = 100.0  # late tokens, by however many that came in time, and that others have to make up for
+BUSY_STEPS = 3  # steps' worth of prompts
+FEW = DECODE_PLACES[0]  # rows that decode: beside them a prompt that can end takes no second step
+OVER = 1.02  # times as many rows as a round has take hardly longer
+
+
+@dataclass(slots=True)
+class StepRounds:
+    """`left`: tokens that may still come late, by those that came in time before."""
+
+    left: float = 0.0
+
+    def tokens(self, num_decodes: int, time_for: float, backlog: int, first: int) -> int:
+        """Tokens beside so many rows that decode; `time_for`: those that take PLANNED times the objective; `backlog`:
+        those that run or wait, `first`: of the prompt under way or the next one."""
+        places = decode_places(num_decodes)
+        usual = int((time_for + places) / ROUND) * ROUND - places
+        most = usual + ROUND
+        if num_decodes <= FEW and usual < first <= OVER * (most + places) - places:
+            return first
+        return most if backlog > BUSY_STEPS * usual and self.left > 0.0 else usual
+
+    def count(self, num_tokens: int, is_late: bool) -> None:
+        """Tokens came, of rows that decode."""
+        self.left = min(MOST_LEFT, max(-MOST_LEFT, self.left + num_tokens * (LATE - is_late)))

@@ -1,0 +1,57 @@
+"""Tokens of prompts beside decodes, by rounds of rows and by how many tokens came late."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.engine.scheduler.step_rounds import LATE, MOST_LEFT, StepRounds
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "time_for", "tokens"),
+    [
+        (30, 800.0, 720),  # with 48 places 768 rows, which is less than there is time for
+        (30, 975.0, 720),
+        (30, 976.0, 976),  # 1,024
+        (10, 800.0, 752),  # 16 places
+        (200, 800.0, 568),  # more rows than any captured step has places for
+        (30, 100.0, -48),  # no round fits
+    ],
+)
+def test_a_step_has_whole_rounds_of_rows(num_decodes: int, time_for: float, tokens: int) -> None:
+    assert StepRounds().tokens(num_decodes, time_for, backlog=2000, first=2000) == tokens
+
+
+def test_a_round_more_while_many_prompts_wait_and_few_tokens_came_late() -> None:
+    rounds = StepRounds()
+
+    def tokens(backlog: int) -> int:
+        return rounds.tokens(30, 800.0, backlog, first=5000)
+
+    assert tokens(5000) == 720, "nothing has come in time yet"
+    rounds.count(1000, is_late=False)
+    assert (tokens(5000), tokens(2160)) == (976, 720)
+    rounds.count(5, is_late=True)
+    assert tokens(5000) == 976
+    rounds.count(6, is_late=True)
+    assert tokens(5000) == 720, "more than one in a hundred came late"
+    rounds.count(200, is_late=False)
+    assert tokens(5000) == 976
+
+
+def test_what_others_make_up_for_is_bounded() -> None:
+    rounds = StepRounds()
+    rounds.count(10**6, is_late=False)
+    assert rounds.left == MOST_LEFT
+    rounds.count(10**6, is_late=True)
+    assert rounds.left == -MOST_LEFT
+    rounds.count(int(MOST_LEFT / LATE) + 100, is_late=False)
+    assert rounds.left > 0.0
+
+
+def test_beside_few_a_prompt_that_can_end_with_a_round_more_does() -> None:
+    rounds = StepRounds()
+    assert rounds.tokens(16, 800.0, backlog=1024, first=1024) == 1024, "1,040 rows, hardly more than 1,024"
+    assert rounds.tokens(17, 800.0, backlog=1024, first=1024) == 720
+    assert rounds.tokens(16, 800.0, backlog=1100, first=1100) == 752, "it would take a second step all the same"
+    assert rounds.tokens(16, 800.0, backlog=1800, first=700) == 752, "others have the rest"
