@@ -1,5 +1,5 @@
-"""`python -m app.cli.worker_template FOLDER`: a process that has imported what Ray's worker processes here import, and
-becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
+"""`python -m app.cli.worker_template FOLDER FILES`: a process that has imported what Ray's worker processes here import,
+and becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
 `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well. In the
 environment of copies only such variables may differ that nothing imported has read. What Ray imports depends on its
@@ -49,6 +49,7 @@ RAY_MODULES = (
     "app.engine.executor.worker_group.worker_actor",
 )
 
+KINDS = tuple(kind + ray for kind in (HOST, DEVICE) for ray in ("", WITH_RAY))
 _MOST_BYTES = 1 << 20
 _MOST_WAITING = 128
 # Nothing that was imported has read these, or `_take_on` sees to them; nor, but for Ray itself, the next.
@@ -63,8 +64,12 @@ def running() -> Iterator[None]:
         yield
         return
     folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="manta-template-")
-    command = [sys.executable, "-m", "app.cli.worker_template", folder]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    listeners = [_listener(Path(folder) / kind) for kind in KINDS]  # from here on who asks or announces is heard
+    files = [listener.fileno() for listener in listeners]
+    command = [sys.executable, "-m", "app.cli.worker_template", folder, *map(str, files)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=files)
+    for listener in listeners:
+        listener.close()
     try:
         yield
     finally:
@@ -84,12 +89,12 @@ def announce(kind: str, variables: Mapping[str, str]) -> None:
         template.sendall(json.dumps({"environment": dict(variables)}).encode())
 
 
-def main(folder: Path) -> None:
-    """Serve until the end of the input, or in a copy do what the copy is for."""
+def main(folder: Path, files: Sequence[int]) -> None:
+    """Serve by these sockets, one for each of KINDS, until the end of the input, or in a copy do what the copy is
+    for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
-    kinds = [kind + ray for kind in (HOST, DEVICE) for ray in ("", WITH_RAY)]
-    listeners = {kind: _listener(folder / kind) for kind in kinds}
+    listeners = {kind: socket.socket(fileno=file) for kind, file in zip(KINDS, files, strict=True)}
     _import(HOST_MODULES)
     has_device = _fork()
     if has_device:
@@ -240,4 +245,4 @@ def _begin_libraries() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [int(file) for file in sys.argv[2:]])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.cli.ray_worker import become
-from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, announce, may_be_copied, running
+from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, KINDS, announce, may_be_copied, running
 from app.engine.executor.ray_workers import HAS_TORCH
 from tests.limits import patience_s, wait_until
 from tests.test_architecture import ROOT
@@ -27,7 +27,8 @@ from app.cli import worker_template as template
 template.HOST_MODULES, template.DEVICE_MODULES = ("fractions", "no_such_module"), ("wave",)
 template.RAY_MODULES = ("colorsys",)
 template.ray_ids = types.SimpleNamespace(undrawn=contextlib.nullcontext, are_apart=lambda: sys.argv[2] == "apart")
-template.main(Path(sys.argv[1]))
+folder = Path(sys.argv[1])
+template.main(folder, [template._listener(folder / kind).detach() for kind in template.KINDS])
 """
 # In the place of Ray's: what it finds itself to be.
 WORKER = """
@@ -175,6 +176,7 @@ def test_an_end_does_not_wait_for_imports(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     with running():
         folder = Path(os.environ[become.FOLDER_VARIABLE])
+        assert {path.name for path in folder.iterdir()} == set(KINDS), "all are heard before the templates run"
         wait_until((tmp_path / "begun").exists, "the template imports")
     assert not folder.exists()
     monkeypatch.delenv(become.FOLDER_VARIABLE)
