@@ -1,4 +1,4 @@
-"""`python -m app.cli.worker_template FOLDER FILES`: a process that has imported what Ray's worker processes here import,
+"""`python -m app.cli.worker_template FOLDER FILES`: a process that has imported what Ray's worker processes here need,
 and becomes a copy of itself for each of them, which takes 0.02 s in place of seconds.
 
 `host` has what routers, ingresses and replicas need, and `device` torch and what computes on it as well. In the
