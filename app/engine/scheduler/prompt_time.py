@@ -52,7 +52,8 @@ class PromptTime:
         """A step's `num_tokens` tokens of prompts took so long, beside its decodes."""
         if prompts_s <= 0:
             return
-        if num_tokens <= SHORT * self._usual:
+        is_long = num_tokens <= self.rounds.usual and prompts_s > self.max_step_s  # it was planned to be far shorter
+        if num_tokens <= SHORT * self._usual or is_long:
             most_s = min(MOST_FIXED * self.max_step_s, 2.0 * self._fixed_s or math.inf)  # some steps are stalls
             self._fixed_s = _average(self._fixed_s, min(prompts_s, most_s))
         else:
@@ -90,7 +91,7 @@ class PromptTime:
             full_s = self._token_s or token_s
             planned = self.rounds.tokens(num_decodes, (PLANNED * self.max_step_s - decode_s) / full_s, backlog, first)
             if planned >= MIN_TIMED_TOKENS and self._fixed_s <= CHEAP * planned * full_s:
-                self._usual = max(planned, (1 - FORGOTTEN) * self._usual)
+                self._usual = max(self.rounds.usual, (1 - FORGOTTEN) * self._usual)
                 return max(planned, _rounded(backlog // BACKLOG_STEPS))
         if self.grows:
             tokens = max(tokens, min(MOST_WORTH, WORTH * self._fixed_s / (self._token_s or token_s)))

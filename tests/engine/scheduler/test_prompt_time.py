@@ -54,12 +54,25 @@ def test_beside_decodes_a_step_fills_rounds_of_rows_while_rests_are_short() -> N
         return time_of.most_tokens(1e-4, decode_s, backlog, False, first=2000, num_decodes=num_decodes)
 
     assert most() == 720
-    assert most(decode_s=0.02) == 464
+    time_of.note(500, 0.09)  # no short step, and no full one
+    assert most() == 720
+    assert most(decode_s=0.025) == 464
     assert most(num_decodes=0) == 960, "nobody decodes"
     assert most(backlog=20000) == 1920, "more than ten steps' worth"
     assert PromptTime(0.1).most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=30) == 960, "on a CPU"
     time_of.note(100, 0.08)  # a short step that took as long as a full one
     assert most() == 1152, "no shorter step would be quicker"
+
+
+def test_a_step_that_was_planned_to_be_far_shorter_tells_the_fixed_part() -> None:
+    time_of = PromptTime(0.1, grows=True)
+
+    def most() -> int | None:
+        return time_of.most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=30)
+
+    assert most() == 720
+    time_of.note(720, 0.11)
+    assert most() == 1024, "half as many more, in four bits: a shorter step would be hardly quicker"
 
 
 def test_without_a_time_there_is_no_limit() -> None:

@@ -11,9 +11,9 @@ from app.engine.scheduler.step_rounds import LATE, MOST_LEFT, StepRounds
     ("num_decodes", "time_for", "tokens"),
     [
         (30, 800.0, 720),  # with 48 places 768 rows, which is less than there is time for
-        (30, 975.0, 720),
-        (30, 976.0, 976),  # 1,024
-        (10, 800.0, 752),  # 16 places
+        (30, 1020.0, 720),
+        (30, 1030.0, 976),  # 1,024, with a fifth to spare
+        (10, 810.0, 752),  # 16 places
         (200, 800.0, 568),  # more rows than any captured step has places for
         (30, 100.0, -48),  # no round fits
     ],
@@ -39,6 +39,13 @@ def test_a_round_more_while_many_prompts_wait_and_few_tokens_came_late() -> None
     assert tokens(5000) == 976
 
 
+def test_the_number_of_rounds_stays_while_it_is_nearly_right() -> None:
+    rounds = StepRounds()
+    found = [rounds.tokens(30, time_for, 1000, 1000) for time_for in (800.0, 1020.0, 680.0, 1030.0, 940.0, 920.0)]
+    assert found == [720, 720, 720, 976, 976, 720]
+    assert rounds.usual == 720
+
+
 def test_what_others_make_up_for_is_bounded() -> None:
     rounds = StepRounds()
     rounds.count(10**6, is_late=False)
@@ -51,7 +58,10 @@ def test_what_others_make_up_for_is_bounded() -> None:
 
 def test_beside_few_a_prompt_that_can_end_with_a_round_more_does() -> None:
     rounds = StepRounds()
-    assert rounds.tokens(16, 800.0, backlog=1024, first=1024) == 1024, "1,040 rows, hardly more than 1,024"
-    assert rounds.tokens(17, 800.0, backlog=1024, first=1024) == 720
-    assert rounds.tokens(16, 800.0, backlog=1100, first=1100) == 752, "it would take a second step all the same"
-    assert rounds.tokens(16, 800.0, backlog=1800, first=700) == 752, "others have the rest"
+    assert rounds.tokens(16, 810.0, backlog=1024, first=1024) == 752, "nothing has come in time yet"
+    rounds.count(1000, is_late=False)
+    assert rounds.tokens(16, 810.0, backlog=1024, first=1024) == 1024, "1,040 rows, hardly more than 1,024"
+    assert rounds.usual == 752
+    assert rounds.tokens(17, 810.0, backlog=1024, first=1024) == 720
+    assert rounds.tokens(16, 810.0, backlog=1100, first=1100) == 752, "it would take a second step all the same"
+    assert rounds.tokens(16, 810.0, backlog=1800, first=700) == 752, "others have the rest"
