@@ -15,8 +15,9 @@ from app.platforms import platform_of
 
 _INTERPRETED_SMS = 2
 
-# Keywords of a launch whose products are rounded, but where the kernel says `tl.fma`. Else the compiler leaves one of a
-# sum's two products unrounded, and which one depends on the kernel's constants, such as how many heads this rank holds.
+# Keywords of a launch that rounds each product and each sum. Else the compiler leaves one of a sum's two products
+# unrounded, and which one depends on the kernel's constants, such as how many heads this rank holds: even on where a
+# head lies in a tile.
 ROUNDS_PRODUCTS = {"enable_fp_fusion": False}
 
 

@@ -32,6 +32,9 @@ SEND_WORDS = {"sum_add_norm_kernel", "small_linear_sum_kernel"}
 WORD_STORE = re.compile(r"\bst\.global(?:\.v(\d))?\.b64\b")
 WORD_LOAD = re.compile(r"\bld\.volatile\.global(?:\.v(\d))?\.b64\b")
 ANY_VOLATILE = re.compile(r"\b(?:ld|st)\.volatile\b")
+# Kernels whose heads must not depend on their neighbours in a tile: no product is left unrounded (kernels/launch.py).
+ROUND_PRODUCTS = {"rotate_and_write_kernel", "rotate_heads_kernel", "rotate_and_write_latent_kernel"}
+JOINED = re.compile(r"\bfma\.|\b(?:mul|add|sub)\.(?:ftz\.)?f32\b")
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +58,8 @@ def fault_of(launch: Launch, ptx: str) -> str | None:
         return "reads or writes numbers one by one"
     if launch.kernel in SEND_WORDS and not has_whole_words(ptx, launch.constants["RANKS"]):
         return "stores or loads words of ranks in pieces"
+    if launch.kernel in ROUND_PRODUCTS and JOINED.search(ptx):
+        return "leaves a product unrounded, or may"
     return _fault_of_waits(launch, ptx, is_late)
 
 

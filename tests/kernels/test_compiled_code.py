@@ -49,3 +49,16 @@ def test_rows_are_copied_widely() -> None:
 )
 def test_words_of_ranks_are_stored_and_loaded_whole(sent: list[str], found: list[str], is_right: bool) -> None:
     assert (fault("sum_add_norm_kernel", WAIT, *sent, *found, RANKS=2) == "") == is_right
+
+
+@pytest.mark.parametrize(
+    ("line", "is_right"),
+    [
+        ("mul.rn.f32 %r1, %r2, %r3;", True),
+        ("fma.rn.f32 %r1, %r2, %r3, %r4;", False),
+        ("add.f32 %r1, %r2, %r3;", False),
+    ],
+)
+def test_a_rotation_rounds_its_products(line: str, is_right: bool) -> None:
+    """`add.f32` without a rounding is one that the assembler may join with the product before it."""
+    assert (fault("rotate_heads_kernel", WAIT, line, STORE) == "") == is_right

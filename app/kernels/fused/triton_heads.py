@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from app.kernels.attention import HeadNorm
-from app.kernels.launch import cdiv, early_launch, next_power_of_2
+from app.kernels.launch import ROUNDS_PRODUCTS, cdiv, early_launch, next_power_of_2
 from app.kernels.quick_launch import quick_launch
 
 # Numbers of one program; the same for any number of tokens, so that a norm has the same bits (I6).
@@ -61,9 +61,9 @@ def rotate_heads_kernel(
             b_key = tl.load(p_key_weight + o_u, mask=o_u < D, other=0.0).to(tl.float32)
             b_rest = b_rest * b_rms * tl.where(is_query, b_query, b_key)
             tl.store(p_rest, b_rest.to(p_heads.dtype.element_ty), mask=m_u)
-    b_out = tl.fma(b_left, tl.broadcast_to(b_cos_left, b_left.shape), b_right * b_sin_left)
+    b_out = b_left * b_cos_left + b_right * b_sin_left
     tl.store(p_left, b_out.to(p_heads.dtype.element_ty), mask=m)
-    b_out = tl.fma(b_right, tl.broadcast_to(b_cos_right, b_right.shape), b_left * b_sin_right)
+    b_out = b_right * b_cos_right + b_left * b_sin_right
     tl.store(p_left + R, b_out.to(p_heads.dtype.element_ty), mask=m)
 
 
@@ -84,5 +84,5 @@ def rotate_heads(
         heads.stride(0), heads.stride(1), cos.stride(0),
         HQ=num_queries, H=num_heads, D=head_dim, DR=rotary_dim, BH=tile, BR=next_power_of_2(rotary_dim // 2),
         BU=next_power_of_2(max(head_dim - rotary_dim, 1)), USE_NORM=norm is not None,
-        num_warps=max(1, min(4, tile * padded // 1024)), **early_launch(heads.device),
+        num_warps=max(1, min(4, tile * padded // 1024)), **ROUNDS_PRODUCTS, **early_launch(heads.device),
     )  # fmt: skip

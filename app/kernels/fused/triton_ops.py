@@ -193,9 +193,7 @@ def rotate_and_write_kernel(
     m_angle = o_d < DR
     b_cos = tl.load(p_cos + i_t * stride_angle + o_d, mask=m_angle, other=1.0).to(tl.float32)
     b_sin = tl.load(p_sin + i_t * stride_angle + o_d, mask=m_angle, other=0.0).to(tl.float32)
-    # The joined product is said: a compiler took the one for some heads and the other for their neighbours, and which
-    # neighbours a head has, the number of ranks decides.
-    b_out = tl.where(is_value, b_x, tl.fma(b_y, tl.broadcast_to(b_cos, b_y.shape), b_other * b_sin))
+    b_out = tl.where(is_value, b_x, b_y * b_cos + b_other * b_sin)
     p_query = p_out + (i_t * HQ + o_h) * D + o_d
     tl.store(p_query, b_out.to(p_out.dtype.element_ty), mask=m & (o_h < HQ))
     b_slot = tl.load(p_slots + i_t)

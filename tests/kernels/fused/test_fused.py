@@ -13,6 +13,7 @@ from app.kernels.fused import (
     HeadNorm,
     LatentRotation,
     reference,
+    triton_heads,
     triton_latent,
     triton_ops,
 )
@@ -374,13 +375,18 @@ def test_a_rotation_rounds_every_product_so_that_the_number_of_heads_changes_no_
     def noted(grid: Any) -> Any:
         return lambda *arguments, **options: asked.append(options)
 
-    for module, name in ((triton_ops, "rotate_and_write_kernel"), (triton_latent, "rotate_and_write_latent_kernel")):
+    for module, name in (
+        (triton_ops, "rotate_and_write_kernel"),
+        (triton_heads, "rotate_heads_kernel"),
+        (triton_latent, "rotate_and_write_latent_kernel"),
+    ):
         monkeypatch.setattr(module, name, type("Noted", (), {"__getitem__": lambda self, grid: noted(grid)})())
     heads, angles, cache = torch.zeros(2, 6, 16), torch.zeros(2, 1, 16), torch.zeros(2, 2, 1, 8, 16)
     slots, weight = torch.zeros(2, dtype=torch.int64), torch.ones(16)
     triton_ops.rotate_and_write(heads, angles, angles, HeadNorm(weight, weight, 1e-6), cache, slots)
+    triton_heads.rotate_heads(heads, angles, angles, HeadNorm(weight, weight, 1e-6), 4)
     rotation = LatentRotation(angles, angles, False, weight, 1e-6)
     triton_latent.rotate_and_write_latent(
         heads, torch.zeros(2, 32), rotation, torch.zeros(2, 8, 32), slots, None, heads
     )
-    assert [options["enable_fp_fusion"] for options in asked] == [False, False]
+    assert [options["enable_fp_fusion"] for options in asked] == [False] * 3
