@@ -246,7 +246,8 @@ class EngineConfig(Frozen):
         "auto",
         description="How GPUs of one host sum up small messages: torch's symmetric-memory kernels or NCCL. `fused`: "
         "the former, and where a step has few rows the sum, the residual and the norm behind it are one kernel (16-bit "
-        "models). `auto`: by a measured table; NCCL where symmetric memory is not to be had. CPUs use gloo.",
+        "models). `auto`: by a table that was measured on NVLink; NCCL without it, and where symmetric memory is not "
+        "to be had. CPUs use gloo.",
     )
     executor: Annotated[str, OneOf(EXECUTORS)] = Field(
         "ray_workers",

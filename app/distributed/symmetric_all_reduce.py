@@ -4,7 +4,7 @@ A decode step sums up a few hundred KB twice a layer; NCCL's launch and protocol
 each rank copies its part into memory that all ranks of the host have mapped; with one shot every rank reads all parts
 and adds them up, with two shots each rank adds up a slice and the others read it. Both add in the same order on every
 rank, so all ranks get the same bits. Larger messages, and hosts where the memory cannot be mapped, stay with NCCL.
-Multicast stays off.
+Multicast stays off. All that `auto` chooses was measured on NVLink.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
+from uuid import UUID
 
 import torch
 
@@ -92,6 +93,8 @@ def with_small_all_reduce(
     does not.
     """
     reason = _refusal(groups, choice, device, one_node)
+    if reason is None and choice == "auto" and not _are_linked(groups.tp, device):
+        reason = "no NVLink between the GPUs, without which nothing else was measured"
     if reason is None:
         tp, limits = groups.tp, MEASURED.get(groups.tp.size, ASKED_FOR)
 
@@ -112,6 +115,14 @@ def with_small_all_reduce(
                 note = "all-reduce: symmetric memory, NCCL" if made[1] is None else FUSED_NOTE
                 return replace(groups, tp=replace(tp, small_all_reduce=made[0], boxes=made[1])), note
     return groups, f"all-reduce: {platform_of(device).collectives_label} ({reason})"
+
+
+def _are_linked(group: RankGroup, device: torch.device) -> bool:
+    """Asks every rank of the group about all of their devices. Collective."""
+    platform = platform_of(device)
+    own = torch.tensor([list(UUID(platform.uuid(device)).bytes)], dtype=torch.int32, device=device)
+    uuids = {str(UUID(bytes=bytes(row))) for row in group.all_gather(own, dim=0).tolist()}
+    return group.agree(platform.are_linked(uuids), device)
 
 
 def _of_all(group: RankGroup, device: torch.device, make: Callable[[], Made]) -> tuple[Made | None, str]:

@@ -6,9 +6,11 @@ A platform is chosen once, when a worker is placed, and asked by what is built f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
 
 import torch
 
@@ -66,6 +68,15 @@ class Platform(ABC):
     def capability(self, device: torch.device) -> tuple[int, int]:
         """NVIDIA's compute capability, (9, 0) for Hopper; (0, 0) for all that is not theirs."""
         return (0, 0)
+
+    def uuid(self, device: torch.device) -> str:
+        """The device's name in all processes of the host."""
+        return str(UUID(int=0))
+
+    def are_linked(self, uuids: Collection[str]) -> bool:
+        """True if these devices of the host reach each other's memory by links that are made for it, which
+        `app/distributed/symmetric_all_reduce.py` was measured on."""
+        return False
 
     def pin(self, memory: torch.Tensor) -> None:  # noqa: B027 (nothing to lock)
         """Lock host memory where it lies, so that the device copies it in the background. RuntimeError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import torch
 
 from app.errors import ConfigError
 from app.platforms.base import Platform
+from app.platforms.nvlink import have_nvlink
 
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 
@@ -62,6 +64,14 @@ class Cuda(Platform):
     def capability(self, device: torch.device) -> tuple[int, int]:
         """Returns what torch says of it."""
         return torch.cuda.get_device_capability(device)
+
+    def uuid(self, device: torch.device) -> str:
+        """Without the prefix that NVIDIA's tools write."""
+        return str(torch.cuda.get_device_properties(device).uuid)
+
+    def are_linked(self, uuids: Collection[str]) -> bool:
+        """Asks for NVLink."""
+        return have_nvlink([f"GPU-{uuid}" for uuid in uuids])
 
     def pin(self, memory: torch.Tensor) -> None:
         """Not torch's own pinned allocator, which rounds up to a power of two: tens of gigabytes for nothing."""

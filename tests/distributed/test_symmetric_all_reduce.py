@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from app.distributed.parallel_groups import ParallelGroups, RankGroup
 from app.distributed.symmetric_all_reduce import SymmetricAllReduce, _refusal, shots, with_small_all_reduce
 from app.kernels.fused import RankBoxes
 from app.layers.epilogue import PLAIN, AddNorm
+from app.platforms.cuda import Cuda
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,7 @@ def test_boxes_are_made_where_they_are_of_use(
     monkeypatch.setattr(f"{place}.empty_boxes", lambda *asked: "memory")
     monkeypatch.setattr(f"{place}.SymmetricAllReduce", lambda *asked: "small")
     monkeypatch.setattr(f"{place}.make_boxes", lambda *asked: "boxes")
+    monkeypatch.setattr(f"{place}._are_linked", lambda *asked: True)
     monkeypatch.setattr(RankGroup, "agree", agree)
     groups = ParallelGroups(tp=RankGroup(0, ranks, object()))  # type: ignore[arg-type]
     found, note = with_small_all_reduce(groups, choice, dtype, torch.device("cuda"), True)
@@ -103,12 +107,43 @@ def test_no_rank_waits_for_others_that_have_no_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(f"{place}.empty_buffer", lambda *asked: "memory")
     monkeypatch.setattr(f"{place}.empty_boxes", fails if is_own else lambda *asked: "memory")
     monkeypatch.setattr(f"{place}.SymmetricAllReduce", meet)
+    monkeypatch.setattr(f"{place}._are_linked", lambda *asked: True)
     monkeypatch.setattr(RankGroup, "agree", agree)
     groups = ParallelGroups(tp=RankGroup(0, 2, object()))  # type: ignore[arg-type]
     found, note = with_small_all_reduce(groups, "auto", torch.bfloat16, torch.device("cuda"), True)
     assert found is groups
     assert votes == [not is_own]
     assert ("out of memory" if is_own else "another rank") in note
+
+
+@pytest.mark.parametrize(("choice", "has_links"), [("auto", True), ("auto", False), ("fused", False)])
+def test_what_was_measured_on_nvlink_is_chosen_there(
+    monkeypatch: pytest.MonkeyPatch, choice: str, has_links: bool
+) -> None:
+    """Every rank's answer counts, about the devices of all; who asks for it gets it over PCIe, too."""
+    own, other = UUID(int=5), UUID(int=7)
+    asked: list[set[str]] = []
+
+    class Linked(Cuda):
+        def uuid(self, device: torch.device) -> str:
+            return str(own)
+
+        def are_linked(self, uuids: Collection[str]) -> bool:
+            asked.append(set(uuids))
+            return True
+
+    place = "app.distributed.symmetric_all_reduce"
+    monkeypatch.setattr(f"{place}.platform_of", lambda device: Linked())
+    both = torch.tensor([list(own.bytes), list(other.bytes)])
+    monkeypatch.setattr(RankGroup, "all_gather", lambda self, given, dim: both)
+    monkeypatch.setattr(RankGroup, "agree", lambda self, answer, device: answer and has_links)
+    for name in ("empty_buffer", "empty_boxes", "SymmetricAllReduce", "make_boxes"):
+        monkeypatch.setattr(f"{place}.{name}", lambda *asked: "made")
+    groups = ParallelGroups(tp=RankGroup(0, 2, object()))  # type: ignore[arg-type]
+    found, note = with_small_all_reduce(groups, choice, torch.bfloat16, torch.device("cpu"), True)
+    assert asked == ([{str(own), str(other)}] if choice == "auto" else [])
+    assert ("no NVLink" in note) == (choice == "auto" and not has_links)
+    assert (found is groups) == (not has_links)
 
 
 class OfTwo(SymmetricAllReduce):
