@@ -63,34 +63,36 @@ class PictureCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: SizedCache[Picture] = SizedCache(max_bytes)
-        self._reading: dict[bytes, Future[Picture]] = {}
+        self._reading: dict[tuple[bytes, float], Future[Picture]] = {}  # by the bound, too, under which it is read
         self._lock = threading.Lock()
 
-    def kept(self, key: bytes, read: Callable[[], Picture]) -> Picture:
-        """The picture of a file, which `read` gives where it is not here; what it raises, all who wait for it raise."""
+    def kept(self, key: bytes, read: Callable[[], Picture], bound: float = 0) -> Picture:
+        """The picture of a file, which `read` gives where it is not here, and refuses beyond `bound` of who asks; what
+        it raises, all who wait for it with that bound raise."""
+        flight = key, bound
         with self._lock:
             found = self._pictures.find(key)
             if found is not None:
                 return found
-            reading = self._reading.get(key)
+            reading = self._reading.get(flight)
             if reading is None:
-                own = self._reading[key] = Future()
-        return reading.result() if reading is not None else self._read(key, read, own)
+                own = self._reading[flight] = Future()
+        return reading.result() if reading is not None else self._read(flight, read, own)
 
-    def _read(self, key: bytes, read: Callable[[], Picture], own: Future[Picture]) -> Picture:
+    def _read(self, flight: tuple[bytes, float], read: Callable[[], Picture], own: Future[Picture]) -> Picture:
         try:
             found = read()
         except BaseException as error:
-            self._end(key, None)
+            self._end(flight, None)
             own.set_exception(error)
             raise
-        self._end(key, found)
+        self._end(flight, found)
         own.set_result(found)
         return found
 
-    def _end(self, key: bytes, found: Picture | None) -> None:
+    def _end(self, flight: tuple[bytes, float], found: Picture | None) -> None:
         """Nobody reads it now; keep it, if one of its size may be kept."""
         with self._lock:
-            del self._reading[key]
+            del self._reading[flight]
             if found is not None:
-                self._pictures.keep(key, found, len(found.pixels))
+                self._pictures.keep(flight[0], found, len(found.pixels))

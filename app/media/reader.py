@@ -97,7 +97,8 @@ class MediaReader:
     ) -> Picture:
         """The same of the sound in a file, which lasts at most `max_s` seconds."""
         asked = self._named(family, processor, tenant)
-        return self._kept([b"sound file", *asked, data], lambda: self.sounds.read(data, processor, max_s, asked))
+        parts = [b"sound file", *asked, data]
+        return self._kept(parts, lambda: self.sounds.read(data, processor, max_s, asked), max_s)
 
     def read_piece(self, piece: Piece, family: str, processor: SoundProcessor, tenant: str = "") -> Picture:
         """The same of a piece of a sound that is decoded; it is not remembered."""
@@ -117,11 +118,11 @@ class MediaReader:
             parts = [b"frames", *asked, json.dumps(video.clip.as_json()).encode(), video.frames]
         else:
             parts = [b"video file", *asked, video]
-        return self._kept(parts, lambda: self.videos.read(video, family, processor, most_tokens, asked))
+        return self._kept(parts, lambda: self.videos.read(video, family, processor, most_tokens, asked), most_tokens)
 
-    def _kept(self, parts: Sequence[bytes], read: Callable[[], Picture]) -> Picture:
-        """Returns what is remembered under these parts, or is read now."""
-        return self._cache.kept(digest_of(self._key, parts), read)
+    def _kept(self, parts: Sequence[bytes], read: Callable[[], Picture], bound: float = 0) -> Picture:
+        """Returns what is remembered under these parts, or is read now with this bound of who asks."""
+        return self._cache.kept(digest_of(self._key, parts), read, bound)
 
     def _named(self, family: str, processor: MediaProcessor, tenant: str) -> list[bytes]:
         """Returns whose it is and all that decides what its pixels become."""

@@ -19,6 +19,8 @@ from app import limited_process
 from app.config.media import MediaConfig
 from app.errors import InvalidRequestError
 from app.media import decoders
+from app.media.picture import Picture
+from app.media.processors.base import Layout
 from app.media.processors.qwen_vl import QwenVLProcessor
 from app.media.reader import MediaReader, in_field
 from tests import limits
@@ -112,6 +114,33 @@ def test_a_new_file_that_several_bring_at_once_is_decoded_once(
             assert {type(one.exception()) for one in (first, *others)} == {InvalidRequestError}
     monkeypatch.setattr(decoders.Decoders, "decode", plain)
     assert reader.read(data, "qwen_vl", PROCESSOR).pixels
+
+
+def test_who_has_room_for_a_video_is_not_told_of_anothers_lack(
+    reader: MediaReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests that bring it at once, each with its own bound."""
+    begun, go = threading.Event(), threading.Event()
+    read = Picture(b"d", Layout((1, 1), (1, 1, 1), ()), (1,), b"p")
+
+    def decoded(_video: bytes, _family: str, _processor: Any, most_tokens: int, _asked: list[bytes]) -> Picture:
+        if most_tokens >= 1000:
+            return read
+        begun.set()
+        assert go.wait(limits.patience_s())
+        raise InvalidRequestError(f"1000 tokens; at most {most_tokens} fit")
+
+    monkeypatch.setattr(reader.videos, "read", decoded)
+    processor: Any = PROCESSOR
+    with ThreadPoolExecutor(1) as pool:
+        small = pool.submit(reader.read_video, b"a video", "family", processor, 500)
+        try:
+            assert begun.wait(limits.patience_s())
+            assert reader.read_video(b"a video", "family", processor, 2000) is read
+        finally:
+            go.set()
+        with pytest.raises(InvalidRequestError, match="at most 500 fit"):
+            small.result()
 
 
 def test_a_picture_that_is_too_much_costs_a_process() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 logger = logging.getLogger("manta.executor")
 
@@ -31,7 +32,10 @@ def start() -> None:
 def warn_of_niceness(pids: Iterable[int]) -> None:
     """Warn where one of these processes of this machine waits behind any other: a cluster that is joined has its own
     settings."""
-    niceness = max((os.getpriority(os.PRIO_PROCESS, pid) for pid in pids), default=0)
+    niceness = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):  # in a container of its own, or gone already
+            niceness = max(niceness, os.getpriority(os.PRIO_PROCESS, pid))
     if niceness > 0:
         logger.warning(
             "the workers run at nice %d, behind other processes of this machine: start Ray with RAY_worker_niceness=0",

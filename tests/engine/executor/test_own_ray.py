@@ -34,6 +34,13 @@ def test_it_begins_with_the_settings_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     assert seen == [given]
 
 
+def _gone() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_workers_that_wait_behind_others_are_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -48,7 +55,7 @@ def test_workers_that_wait_behind_others_are_told(
         process.stdout.readline()
         own_ray.warn_of_niceness([])
         assert not caplog.messages
-        own_ray.warn_of_niceness([process.pid])
+        own_ray.warn_of_niceness([_gone(), process.pid])
         niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
         process.communicate(b"\n")
     (line,) = caplog.messages
