@@ -94,9 +94,10 @@ from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, persistent
-from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, form_of
 from tests.kernels.compiled_code import Launch, fault_of
 from tests.kernels.stub_gpu import as_on
+from tests.kernels.whole_step.test_gluon_nibbles import layers_of as layers_of_nibbles
 
 IS_AMD = "gfx942" in sys.argv[1:]
 TARGET = GPUTarget("hip", "gfx942", 64) if IS_AMD else GPUTarget("cuda", 90, 32)
@@ -538,6 +539,19 @@ def bytes_of(weight: torch.Tensor, form: StepForm) -> StoredTiles:
     return StoredTiles(kind, words, scales, None, None, size, 128, group, rows)
 
 
+def whole_step_of_nibbles(shape: StepShape, scales: torch.dtype, offsets: torch.dtype | None) -> None:
+    """The same with weights of 4 bits."""
+    layers = layers_of_nibbles(shape, 1, scales, offsets)
+    form = form_of([layers[0].qkv])
+    tile = None if form is None else persistent.tile_of(shape, form)
+    assert form is not None
+    assert tile is not None
+    table, angles = torch.zeros(1, 4, dtype=torch.int32), zeros(shape.head_dim)
+    token = StepToken(angles, angles, torch.zeros(1, dtype=torch.int64), table[0, :1], table)
+    step = persistent.PersistentStep(shape, {form: tile}, torch.device("cpu"))
+    assert step.run(zeros(1, shape.hidden), layers, token) is not None
+
+
 def sharing(num_requests: int) -> None:
     """The search for shared splits among many requests."""
     lens, table = torch.ones(num_requests, dtype=torch.int32), torch.zeros(num_requests, 64, dtype=torch.int32)
@@ -662,6 +676,12 @@ def all_calls() -> list[Callable[[], None]]:
                     for form in (INT8, FP8, FP8_BLOCKS)
                 ),
                 partial(whole_step, StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts)),
+                *(
+                    partial(
+                        whole_step_of_nibbles, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False), *beside
+                    )
+                    for beside in ((torch.float16, None), (torch.float16, torch.float32))
+                ),
             ]
         ),
         *([] if IS_AMD else [partial(exact, (4096, 14336, 128_256), llama, None)]),

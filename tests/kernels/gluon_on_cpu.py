@@ -74,54 +74,58 @@ class Pointer:
 class Shared:
     """A part of shared memory. Rows of more than one panel lie panel by panel, as the copy engine leaves them."""
 
-    def __init__(self, memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], *, turned: bool = False) -> None:
-        self.memory, self.dtype, self.shape, self.turned, self.layout = memory, dtype, list(shape), turned, None
+    def __init__(
+        self, memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], seen: torch.Tensor | None = None
+    ) -> None:
+        """`seen`: where its numbers lie, if otherwise."""
+        self.memory, self.dtype, self.shape, self.seen, self.layout = memory, dtype, list(shape), seen, None
 
     @property
     def numbers(self) -> torch.Tensor:
         count = int(torch.Size(self.shape).numel())
         return self.memory[: count * self.dtype.itemsize].view(self.dtype)
 
+    @property
+    def places(self) -> torch.Tensor:
+        """Where each number lies among `numbers`."""
+        if self.seen is not None:
+            return self.seen
+        plain = torch.arange(len(self.numbers))
+        if len(self.shape) == 2 and self.dtype.itemsize == 2 and self.shape[1] > _PANEL:
+            plain = plain.view(-1, self.shape[0], _PANEL).transpose(0, 1)
+        return plain.reshape(self.shape)
+
     def index(self, i: Any) -> Shared:
         assert 0 <= int(i) < self.shape[0]
+        assert self.seen is None
         size = int(torch.Size(self.shape[1:]).numel()) * self.dtype.itemsize
         return Shared(self.memory[int(i) * size :], self.dtype, self.shape[1:])
 
     def slice(self, first: int, length: int) -> Shared:
         """Some rows of a part that lies row by row."""
-        assert not self.is_cut
+        assert self.seen is None
+        assert self.places.equal(torch.arange(len(self.numbers)).view(self.shape))
         size = int(torch.Size(self.shape[1:]).numel()) * self.dtype.itemsize
         return Shared(self.memory[first * size :], self.dtype, [length, *self.shape[1:]])
 
     def reshape(self, shape: Sequence[int]) -> Shared:
-        assert not self.is_cut
-        return Shared(self.memory, self.dtype, shape)
+        return Shared(self.memory, self.dtype, shape, self.places.reshape(shape))
 
-    def permute(self, order: Any) -> Shared:
-        return Shared(self.memory, self.dtype, self.shape, turned=not self.turned)
+    def permute(self, order: Sequence[int]) -> Shared:
+        seen = self.places.permute(*order)
+        return Shared(self.memory, self.dtype, seen.shape, seen)
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
         found = Shared(self.memory, dtype, shape)
         assert found.numbers.nbytes <= self.numbers.nbytes
         return found
 
-    @property
-    def is_cut(self) -> bool:
-        return len(self.shape) == 2 and self.dtype.itemsize == 2 and self.shape[1] > _PANEL
-
     def load(self, layout: Any = None) -> torch.Tensor:
-        if self.is_cut:
-            x = self.numbers.view(-1, self.shape[0], _PANEL).transpose(0, 1).reshape(self.shape)
-        else:
-            x = self.numbers.view(self.shape)
-        return (x.t() if self.turned else x).clone().as_subclass(Numbers)
+        return self.numbers[self.places].as_subclass(Numbers)
 
     def store(self, x: torch.Tensor) -> None:
-        x = x.t() if self.turned else x
         assert (list(x.shape), x.dtype) == (self.shape, self.dtype)
-        if self.is_cut:
-            x = x.reshape(self.shape[0], -1, _PANEL).transpose(0, 1)
-        self.numbers.copy_(x.reshape(-1))
+        self.numbers[self.places] = x.as_subclass(torch.Tensor)
 
 
 class Barrier:
@@ -204,7 +208,9 @@ def _product(a: Any, b: Any, acc: torch.Tensor, *, use_acc: bool = True, is_asyn
 
 
 def _unpacked(words: torch.Tensor, part: int, form: str, dtype: torch.dtype) -> torch.Tensor:
-    """Part `part` of words of two numbers each."""
+    """Part `part` of words of two numbers of 8 bits, or of four nibbles, which come by 136 too large."""
+    if form == "nibble":
+        return (words.to(torch.int32) >> 4 * part & 15).add(128).to(dtype)
     codes = (words.as_subclass(torch.Tensor) >> 8 * part & 0xFF).to(torch.uint8)
     return codes.view(torch.int8 if form == "int8" else torch.float8_e4m3fn).to(dtype).as_subclass(Numbers)
 
@@ -319,6 +325,11 @@ _HOPPERS = {
     ),
     "fence_async_shared": _nothing, "thread_barrier": _nothing, "warpgroup_mma": _product,
     "warpgroup_mma_wait": _wait, "mma_v2": _product, "unpack": _unpacked,
+    "async_copy": types.SimpleNamespace(
+        async_copy_global_to_shared=lambda to, pointer: to.store(_load(pointer)),
+        mbarrier_arrive=lambda barrier, increment_count: _one(barrier).change(arrivals=32),  # a warp's threads
+    ),
+    "side_type": lambda form, side: getattr(torch, form.split()[1 + side]),
 }  # fmt: skip
 
 

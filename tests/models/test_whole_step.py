@@ -18,6 +18,7 @@ from app.kernels.gemm import tiled
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.reference import whole_step
+from app.layers import stored_weight
 from app.layers.context import ForwardContext
 from app.layers.shown import show
 from app.models import whole_step as at_once
@@ -182,3 +183,16 @@ def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
     assert at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), ctx) is None
     with pytest.raises(AttributeError):  # without them it asks for angles, which this step has none of
         at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), replace(ctx, inputs={}))
+
+
+def test_weights_of_few_bits(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read as they are stored, where groups are of inputs side by side; others go layer by layer."""
+    monkeypatch.setattr(stored_weight, "fastest", lambda weight, dtype: weight)  # as on a GPU, they stay in their tiles
+    prompt = list(range(40, 61))
+    with LLM("tiny-chat", dtype="bfloat16", quantization="w4") as llm:
+        made[-1].positions.clear()
+        alone = generated(llm, [prompt])
+        assert made[-1].positions == list(range(21, 28))
+    monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    with LLM("tiny-chat", dtype="bfloat16", quantization="w4") as llm:
+        assert generated(llm, [prompt]) == alone

@@ -12,6 +12,8 @@ from app.kernels.gemm.stored import BLOCK, Form
 from app.kernels.launch import next_power_of_2
 from app.kernels.whole_step import StepWeight
 
+MOST_STAGES = 12  # of the ring that weights are copied into
+
 
 @dataclass(slots=True, frozen=True)
 class StepForm:
@@ -51,11 +53,32 @@ def _blocks(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, in
     return next_power_of_2(groups * lines // of_stage), of_stage
 
 
+def _is_of_nibbles(weight: StepWeight, sides: tuple[torch.dtype, ...]) -> bool:
+    """True if a scale, and an offset if there are any, stand beside each block, in these types."""
+    if isinstance(weight, torch.Tensor) or (weight.form, weight.block, weight.group) != ("nibble", BLOCK, BLOCK):
+        return False
+    found = (weight.scales.dtype,) if weight.offsets is None else (weight.scales.dtype, weight.offsets.dtype)
+    return weight.size % BLOCK == 0 and weight.scale_rows == 1 and found == sides
+
+
+def _tiles(groups: int, group: int, lines: int, of_stage: int, sides: tuple[torch.dtype, ...]) -> tuple[int, int]:
+    """A row for what blocks of the vector add up to, and one for each stage: two blocks of each line of a group."""
+    return 1 + MOST_STAGES, len(sides) * 2 * of_stage * group * max(one.itemsize for one in sides) // 4
+
+
+def _nibbles(*sides: torch.dtype) -> StepForm:
+    name = " ".join(["nibble", *(str(one).removeprefix("torch.") for one in sides)])
+    serves, kept = partial(_is_of_nibbles, sides=sides), partial(_tiles, sides=sides)
+    return StepForm(name, 4, (8,), len(sides), serves, kept)
+
+
 BF16 = StepForm("bf16", 1, (16,), 0, _is_bf16, lambda *_: (1, 4))
 INT8 = StepForm("int8", 2, (8, 16), 1, partial(_is_stored, form="int8"), _rows)
 FP8 = StepForm("e4m3", 2, (8, 16), 1, partial(_is_stored, form="e4m3"), _rows)
 FP8_BLOCKS = StepForm("e4m3 blocks", 2, (8, 16), 1, partial(_is_stored, form="e4m3", by_blocks=True), _blocks)
-FORMS = (BF16, INT8, FP8, FP8_BLOCKS)
+_SIDES = (torch.float16, torch.bfloat16, torch.float32)
+NIBBLES = tuple(_nibbles(scales, *offsets) for scales in _SIDES for offsets in ((), *((one,) for one in _SIDES)))
+FORMS = (BF16, INT8, FP8, FP8_BLOCKS, *NIBBLES)
 
 
 def form_of(weights: Iterable[StepWeight]) -> StepForm | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from app.kernels.whole_step.gluon_copies import WIDE, D, split_of
-from app.kernels.whole_step.gluon_forms import in_parts, store_chunk
+from app.kernels.whole_step.gluon_copies import WIDE, D, split_of, thread_barrier
+from app.kernels.whole_step.gluon_forms import all_stored, store_chunk
 
 LOG2E = gl.constexpr(1.4426950408889634)
-thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # as two versions of Triton name it
 
 
 @gluon.jit
@@ -112,8 +111,10 @@ def attend(
 
 
 @gluon.jit
-def attended(p_parts, p_sums, x_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
-             QH: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+def attended(
+    p_parts, p_sums, x_smem, scale_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+    QH: gl.constexpr, SPLITS: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
     """Writes what all heads gave, of all splits, into x_smem."""
     HEADS: gl.constexpr = CL * WIDE * PARTS // D  # of a chunk
     XH: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
@@ -143,6 +144,5 @@ def attended(p_parts, p_sums, x_smem, share_smem, CHUNKS: gl.constexpr, CL: gl.c
         for s in gl.static_range(SPLITS):
             b_own = shares.index(s * (QH // HEADS) + c).load(gl.SliceLayout(1, XH))
             b_o += b_own[:, None] * parts[c * SPLITS + s].to(gl.float32)
-        store_chunk(x_smem, c, in_parts(b_o.to(gl.bfloat16), CL, PARTS), CL, PARTS)
-    fence_async_shared()
-    thread_barrier()
+        store_chunk(x_smem, scale_smem, c, b_o.to(gl.bfloat16), CL, PARTS, FORM)
+    all_stored(FORM)

@@ -11,8 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from app.kernels.whole_step.gluon_nibbles import arrivals, bring_sides, is_of_nibbles, sides_of
+
 WIDE = gl.constexpr(64)  # words of 16 bits in a line: as many numbers, or PARTS times as many
 D = gl.constexpr(128)  # of a head
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # as two versions of Triton name it
 
 
 @gluon.jit
@@ -24,10 +27,16 @@ def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-              GROUPS, SECOND, STAGES: gl.constexpr):  # fmt: skip
+def copy_rows(
+    d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, GROUPS,
+    SECOND, STAGES: gl.constexpr, FORM: gl.constexpr = "bf16", N: gl.constexpr = 0, p_base=None, p_place=None,
+    scale_smem=None,
+):  # fmt: skip
     """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up). A stage may
-    have room for more lines than a row has: what lies behind them is copied, too."""
+    have room for more lines than a row has: what lies behind them is copied, too. Of nibbles [N, ..] also what stands
+    beside them, from p_place on."""
+    if is_of_nibbles(FORM):
+        sides = sides_of(p_base, p_place, row, N, GROUP, CL, FORM)
     for g in range(GROUPS):
         if SECOND > 0:
             first = row + (g // 2) * GROUP + (g % 2) * SECOND
@@ -44,6 +53,8 @@ def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, G
                     ready.index(stage),
                     pieces.index(stage * GROUP + r),
                 )
+            if is_of_nibbles(FORM):
+                bring_sides(sides, scale_smem, ready, stage, c * (2 * CL * N) + first - row, GROUP, CL, FORM)
             i += 1
     return i
 
@@ -51,7 +62,7 @@ def copy_rows(d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, G
 @gluon.jit
 def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: gl.constexpr, KH: gl.constexpr,
                  SPLITS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-                 S: gl.constexpr):  # fmt: skip
+                 S: gl.constexpr, FORM: gl.constexpr):  # fmt: skip
     """Keys and values of this program's split."""
     TOKENS: gl.constexpr = CL // 2  # in a box
     LINES: gl.constexpr = D // WIDE
@@ -60,16 +71,21 @@ def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: g
         i_kv = head // (QH // KH)
         begin, end = split_of(pos, i_p % SPLITS, SPLITS, S)
         for first in range(begin, end, GROUP * TOKENS):
+            tokens = gl.tuple(())
+            blocks = gl.tuple(())
+            for r in gl.static_range(GROUP):  # all are on their way before a copy is told
+                tokens = tokens + gl.tuple((gl.minimum(first + r * TOKENS, (end - 1) // TOKENS * TOKENS),))
+                blocks = blocks + gl.tuple((gl.load(p_table + tokens[r] // S),))
             for part in gl.static_range(2):
                 stage = i % STAGES
                 mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
                 mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
                 for r in gl.static_range(GROUP):
-                    token = gl.minimum(first + r * TOKENS, (end - 1) // TOKENS * TOKENS)
-                    block = gl.load(p_table + token // S)
-                    line = base + ((block * 2 + part) * KH + i_kv) * (S * LINES) + (token % S) * LINES
+                    line = base + ((blocks[r] * 2 + part) * KH + i_kv) * (S * LINES) + (tokens[r] % S) * LINES
                     tma.async_copy_global_to_shared(
                         d_lines, [line, 0], ready.index(stage), pieces.index(stage * GROUP + r)
                     )
+                if arrivals(FORM) > 1:
+                    mbarrier.arrive(ready.index(stage), count=arrivals(FORM) - 1)
                 i += 1
     return i

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from app.kernels.whole_step.gluon_attend import LOG2E, thread_barrier
-from app.kernels.whole_step.gluon_copies import WIDE, copy_rows
-from app.kernels.whole_step.gluon_forms import store_chunk
+from app.kernels.whole_step.gluon_attend import LOG2E
+from app.kernels.whole_step.gluon_copies import WIDE, copy_rows, thread_barrier
+from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, store_chunk
 
 
 @gluon.jit
@@ -28,24 +28,23 @@ def read_numbers(p):
 
 @gluon.jit
 def scored(
-    hidden, norms, router, x_smem, p_scores, i_p, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
-    XB: gl.constexpr, H: gl.constexpr, E: gl.constexpr,
+    hidden, norms, router, x_smem, scale_smem, p_scores, i_p, eps, CHUNKS: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, XB: gl.constexpr, H: gl.constexpr, E: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """Writes hidden * norm into x_smem, and the score of this program's expert, whose row is `router`; what products
     with x_smem are multiplied by then."""
-    b_squares = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
-    b_products = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
+    b_squares = gl.zeros([PARTS * CL * WIDE // BLOCK, BLOCK], gl.float32, XB)
+    b_products = gl.zeros([PARTS * CL * WIDE // BLOCK, BLOCK], gl.float32, XB)
     for c in gl.static_range(CHUNKS):
         b_h = hidden[c].to(gl.float32)
         b_x = (b_h * norms[c].to(gl.float32)).to(x_smem.dtype)
-        store_chunk(x_smem, c, b_x, CL, PARTS)
+        store_chunk(x_smem, scale_smem, c, b_x, CL, PARTS, FORM)
         b_squares += b_h * b_h
         b_products += b_x.to(gl.float32) * router[c].to(gl.float32)
     rms = gl.rsqrt(gl.sum(gl.sum(b_squares, 1), 0) / H + eps)
     score = gl.sum(gl.sum(b_products, 1), 0) * rms
     gl.store(p_scores + i_p, gl.where(score == score, score, -float("inf")), mask=i_p < E)  # NaN says: not there yet
-    fence_async_shared()  # the tensor cores read x_smem
-    thread_barrier()
+    all_stored(FORM)
     return rms
 
 

@@ -14,40 +14,39 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from app.kernels.gemm.gluon_packed import unpack
-from app.kernels.whole_step.gluon_copies import WIDE
+from app.kernels.whole_step.gluon_copies import WIDE, thread_barrier
+from app.kernels.whole_step.gluon_nibbles import is_of_nibbles, keep_sums, nibble_group
 
 BLOCK = gl.constexpr(128)  # numbers of a row whose words lie together
 
 
 @gluon.jit
-def chunk_places(CL: gl.constexpr, PARTS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Places of a chunk's numbers in a vector, [PARTS * CL, WIDE] as x_smem has them."""
-    RUN: gl.constexpr = BLOCK // PARTS
-    o_l = gl.arange(0, PARTS * CL, layout=gl.SliceLayout(1, LAYOUT))
-    o_k = gl.arange(0, WIDE, layout=gl.SliceLayout(0, LAYOUT))
-    o_row = o_l % CL * (WIDE * PARTS) + o_l // CL * RUN
-    return o_row[:, None] + (o_k // RUN * BLOCK + o_k % RUN)[None, :]
-
-
-@gluon.jit
-def in_parts(b_x, CL: gl.constexpr, PARTS: gl.constexpr):
-    """Numbers in their order as a chunk, [PARTS * CL, WIDE]."""
-    if PARTS > 1:
-        b_split = gl.reshape(b_x, [CL, WIDE * PARTS // BLOCK, PARTS, BLOCK // PARTS])
-        b_x = gl.permute(b_split, (2, 0, 1, 3))
-    return gl.reshape(b_x, [PARTS * CL, WIDE])
-
-
-@gluon.jit
-def store_chunk(x_smem, c, b_x, CL: gl.constexpr, PARTS: gl.constexpr):
-    """Writes a chunk of a vector, [PARTS * CL, WIDE]."""
+def store_chunk(x_smem, scale_smem, c, b_x, CL: gl.constexpr, PARTS: gl.constexpr, FORM: gl.constexpr):
+    """Writes chunk c of a vector, which comes in its order, [CL * PARTS / 2, BLOCK]."""
+    if is_of_nibbles(FORM):
+        keep_sums(scale_smem, c, b_x)
     chunks = x_smem
     if PARTS > 1:
         chunks = x_smem._reinterpret(x_smem.dtype, [x_smem.shape[0] // PARTS, PARTS * CL, WIDE], x_smem.layout)
-    chunks.index(c).store(b_x)
+        b_split = gl.reshape(b_x, [CL, WIDE * PARTS // BLOCK, PARTS, BLOCK // PARTS])
+        b_x = gl.permute(b_split, (2, 0, 1, 3))
+    chunks.index(c).store(gl.reshape(b_x, [PARTS * CL, WIDE]))
+
+
+@gluon.jit
+def all_stored(FORM: gl.constexpr):
+    """Behind this all warps see what was stored."""
+    if FORM == "bf16":
+        fence_async_shared()  # the tensor cores read it
+    thread_barrier()
 
 
 @gluon.jit
@@ -58,7 +57,7 @@ def scales_ahead(
 ):  # fmt: skip
     """Scales [KEPT_ROWS, KEPT] of GROUPS groups of rows of a weight [N, ..], rows as `copy_rows` takes them; `at`: how
     many times 16 bytes from p_base on they lie. A row of these is a group of rows, or the blocks of a stage."""
-    if FORM == "bf16":
+    if FORM == "bf16" or is_of_nibbles(FORM):
         b_scales = 0
     else:
         LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
@@ -77,8 +76,8 @@ def scales_ahead(
 
 @gluon.jit
 def keep_scales(b_scales, scale_smem, FORM: gl.constexpr):
-    """Puts them where `group_of` finds them, behind the next barrier of threads."""
-    if FORM != "bf16":
+    """Puts them where `group_of` finds them, behind the next barrier of threads; nibbles' come with their stages."""
+    if FORM != "bf16" and not is_of_nibbles(FORM):
         FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         scale_smem._reinterpret(gl.float32, scale_smem.shape, FLAT).store(b_scales)
 
@@ -92,6 +91,8 @@ def group_of(
     that are the row's."""
     if FORM == "bf16":
         b_sum, i = plain_group(x_smem, w_smem, ready, free, i, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS)
+    elif is_of_nibbles(FORM):
+        b_sum, i = nibble_group(x_smem, w_smem, scale_smem, ready, free, i, CHUNKS, GROUP, CL, STAGES, WARPS, FORM)
     else:
         b_sum, i = byte_group(
             x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS, FORM

@@ -16,10 +16,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from app.kernels.quick_launch import quick_launch
-from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, thread_barrier
-from app.kernels.whole_step.gluon_copies import WIDE, D, copy_context, copy_rows
+from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended
+from app.kernels.whole_step.gluon_copies import WIDE, D, copy_context, copy_rows, thread_barrier
 from app.kernels.whole_step.gluon_experts import copy_experts, scored, weights_of
-from app.kernels.whole_step.gluon_forms import chunk_places, group_of, keep_scales, scales_ahead, store_chunk
+from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, group_of, keep_scales, scales_ahead, store_chunk
+from app.kernels.whole_step.gluon_nibbles import arrivals, is_of_nibbles
 
 
 @gluon.jit
@@ -50,34 +51,18 @@ def signal(p_counter):
 def rows_of(
     x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
     GROUP: gl.constexpr, CL: gl.constexpr, OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    FORM: gl.constexpr,
+    FORM: gl.constexpr, PAIRS: gl.constexpr = False,
 ):  # fmt: skip
-    """Writes products of GROUPS groups of rows with x into out_smem."""
+    """Writes products of GROUPS groups of rows with x into out_smem; of PAIRS the second ones into its second half."""
+    STEP: gl.constexpr = out_smem.shape[0] // 2
     for g in range(GROUPS):
         b_sum, i = group_of(
             x_smem, w_smem, scale_smem, ready, free, i, g, CHUNKS, GROUP, CL, OWN_LINES, STAGES, WARPS, FORM
         )  # fmt: skip
-        out_smem.index(g).store(b_sum)
-    thread_barrier()
-    return i
-
-
-@gluon.jit
-def even_and_odd(
-    x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
-    GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
-):  # fmt: skip
-    """The same of GROUPS pairs of groups, whose second ones lie behind all first ones, in out_smem's second half."""
-    HALF: gl.constexpr = out_smem.shape[0] // 2
-    for g in range(GROUPS):
-        b_sum, i = group_of(
-            x_smem, w_smem, scale_smem, ready, free, i, 2 * g, CHUNKS, GROUP, CL, CL, STAGES, WARPS, FORM
-        )  # fmt: skip
-        out_smem.index(g).store(b_sum)
-        b_sum, i = group_of(
-            x_smem, w_smem, scale_smem, ready, free, i, 2 * g + 1, CHUNKS, GROUP, CL, CL, STAGES, WARPS, FORM
-        )  # fmt: skip
-        out_smem.index(HALF + g).store(b_sum)
+        if PAIRS:
+            out_smem.index(g % 2 * STEP + g // 2).store(b_sum)
+        else:
+            out_smem.index(g).store(b_sum)
     thread_barrier()
     return i
 
@@ -85,7 +70,10 @@ def even_and_odd(
 @gluon.jit
 def loaded(p_x, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr):
     """A vector, in chunks, each STEP numbers behind the one before."""
-    o = chunk_places(CL, PARTS, XB)
+    ROWS: gl.constexpr = CL * PARTS * WIDE // BLOCK
+    o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, XB))
+    o_k = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, XB))
+    o = o_r[:, None] * BLOCK + o_k[None, :]
     chunks = gl.tuple(())
     for c in gl.static_range(CHUNKS):  # all are on their way before one is used; others than this program write some
         chunks = chunks + gl.tuple((gl.load(p_x + c * STEP + o, cache_modifier=".cg"),))
@@ -93,38 +81,41 @@ def loaded(p_x, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PART
 
 
 @gluon.jit
-def normed(p_hidden, norms, x_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, XB: gl.constexpr,
-           H: gl.constexpr):  # fmt: skip
+def normed(
+    p_hidden, norms, x_smem, scale_smem, eps, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+    XB: gl.constexpr, H: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
     """Writes hidden * norm into x_smem; what its products are multiplied by then."""
-    b_squares = gl.zeros([PARTS * CL, WIDE], gl.float32, XB)
+    b_squares = gl.zeros([CL * PARTS * WIDE // BLOCK, BLOCK], gl.float32, XB)
     rows = loaded(p_hidden, CL * WIDE * PARTS, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
         b_h = rows[c].to(gl.float32)
-        store_chunk(x_smem, c, (b_h * norms[c].to(gl.float32)).to(x_smem.dtype), CL, PARTS)
+        store_chunk(x_smem, scale_smem, c, (b_h * norms[c].to(gl.float32)).to(x_smem.dtype), CL, PARTS, FORM)
         b_squares += b_h * b_h
     rms = gl.rsqrt(gl.sum(gl.sum(b_squares, 1), 0) / H + eps)
-    fence_async_shared()  # the tensor cores read it
-    thread_barrier()
+    all_stored(FORM)
     return rms
 
 
 @gluon.jit
-def taken(p_x, x_smem, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
-          XB: gl.constexpr):  # fmt: skip
+def taken(
+    p_x, x_smem, scale_smem, STEP: gl.constexpr, CHUNKS: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr,
+    XB: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
     """Copies x into x_smem."""
     rows = loaded(p_x, STEP, CHUNKS, CL, PARTS, XB)
     for c in gl.static_range(CHUNKS):
-        store_chunk(x_smem, c, rows[c], CL, PARTS)
-    fence_async_shared()
-    thread_barrier()
+        store_chunk(x_smem, scale_smem, c, rows[c], CL, PARTS, FORM)
+    all_stored(FORM)
 
 
 @gluon.jit
 def copy_partition(
-    d_lines, p_lines, p_table, p_len, w_smem, ready, free, chosen, p_scores, p_weights, i_p, NL,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr,
-    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
+    d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores, p_weights, i_p,
+    NL, H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
+    S: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
+    ROUNDS_WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
     pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
@@ -135,15 +126,19 @@ def copy_partition(
     i = 0
     pos = gl.maximum(gl.load(p_len) - 1, 0)
     for layer in range(NL):
-        p_own = p_lines + layer * 5
+        p_own, p_sides = p_lines + layer * 5, p_near + layer * (6 + 4 * SIDES) + 6
         qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
         cache = gl.load(p_own + 4)
-        i = copy_rows(d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES)
+        i = copy_rows(
+            d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES, FORM,
+            PROGRAMS * QKV, p_base, p_sides, scale_smem,
+        )  # fmt: skip
         i = copy_context(
-            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S
+            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S, FORM
         )  # fmt: skip
         i = copy_rows(
-            d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
+            d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES,
+            FORM, H, p_base, p_sides + SIDES, scale_smem,
         )  # fmt: skip
         if E > 0:
             i = copy_experts(
@@ -152,11 +147,13 @@ def copy_partition(
             )  # fmt: skip
         else:
             i = copy_rows(
-                d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES
+                d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES, FORM,
+                2 * F, p_base, p_sides + 2 * SIDES, scale_smem,
             )  # fmt: skip
             i = copy_rows(
-                d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES
-            )
+                d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES, FORM,
+                H, p_base, p_sides + 3 * SIDES, scale_smem,
+            )  # fmt: skip
 
 
 @gluon.jit
@@ -171,7 +168,7 @@ def multiply_partition(
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
     V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
-    XB: gl.constexpr = gl.BlockedLayout([1, V], [V // 2, 64 // V], [WARPS, 1], [1, 0])
+    XB: gl.constexpr = gl.BlockedLayout([1, V], [V // 4, 128 // V], [WARPS, 1], [1, 0])
     R1: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     K: gl.constexpr = CL * WIDE * PARTS
     NEAR: gl.constexpr = 6 + 4 * SIDES
@@ -210,7 +207,7 @@ def multiply_partition(
         if layer > 0:
             mbarrier.wait(go, n & 1)
             n += 1
-        rms = normed(p_hidden, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+        rms = normed(p_hidden, norms, x_smem, scale_smem, eps, H // K, CL, PARTS, XB, H, FORM)
         scales = scales_ahead(
             p_base, at_output, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
@@ -233,7 +230,7 @@ def multiply_partition(
         norms = loaded(p_base + at_second * 8, K, H // K, CL, PARTS, XB)
         mbarrier.wait(go, n & 1)
         n += 1
-        attended(p_parts, p_sums, x_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS)
+        attended(p_parts, p_sums, x_smem, scale_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS, FORM)
         scales = scales_ahead(
             p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
@@ -256,18 +253,22 @@ def multiply_partition(
             router = loaded(p_router, K, H // K, CL, PARTS, XB)
             mbarrier.wait(go, n & 1)
             hidden = loaded(p_between, K, H // K, CL, PARTS, XB)
-            rms = scored(hidden, norms, router, x_smem, p_scores + layer % 2 * E, i_p, eps, H // K, CL, PARTS, XB, H, E)
+            rms = scored(
+                hidden, norms, router, x_smem, scale_smem, p_scores + layer % 2 * E, i_p, eps, H // K, CL, PARTS, XB, H,
+                E, FORM,
+            )  # fmt: skip
             mbarrier.wait(chosen, layer & 1)
             b_weight = weights_of(p_weights + i_p * TOP, i_p * FP + o_row, F, TOP)
         else:
             mbarrier.wait(go, n & 1)
-            rms = normed(p_between, norms, x_smem, eps, H // K, CL, PARTS, XB, H)
+            rms = normed(p_between, norms, x_smem, scale_smem, eps, H // K, CL, PARTS, XB, H, FORM)
         n += 1
         scales = scales_ahead(
             p_base, at_down, i_p * OWN, 0, OWN // GROUP, F // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
-        i = even_and_odd(
-            x_smem, w_smem, scale_smem, ready, free, out_smem, i, FP // GROUP, H // K, GROUP, CL, STAGES, WARPS, FORM
+        i = rows_of(
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, 2 * FP // GROUP, H // K, GROUP, CL, CL, STAGES, WARPS,
+            FORM, True,
         )  # fmt: skip
         b_gate = (firsts.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
         b_up = (seconds.load(R1) * rms).to(gl.bfloat16).to(gl.float32)
@@ -282,7 +283,7 @@ def multiply_partition(
         n += 1
         if E > 0:  # all have read the scores; these are written again in two layers
             gl.store(p_scores + layer % 2 * E + i_p, float("nan"), mask=i_p < E)
-        taken(p_act, x_smem, STEP, TOP * F // STEP, CL, PARTS, XB)
+        taken(p_act, x_smem, scale_smem, STEP, TOP * F // STEP, CL, PARTS, XB, FORM)
         scales = scales_ahead(
             p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
@@ -337,7 +338,7 @@ def whole_step_kernel(
     go = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     chosen = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
-        mbarrier.init(ready.index(s), count=1)
+        mbarrier.init(ready.index(s), count=arrivals(FORM))
         mbarrier.init(free.index(s), count=1)
     mbarrier.init(go, count=1)
     mbarrier.init(chosen, count=1)
@@ -351,11 +352,12 @@ def whole_step_kernel(
                 STAGES, SPLITS, S, QK_NORM, WARPS, FORM, E, TOP,
             )),
             (copy_partition, (
-                d_lines, p_lines, p_table, p_len, w_smem, ready, free, chosen, p_scores, p_weights, i_p, NL,
-                H, QH, KH, F, GROUP, CL, PARTS, PROGRAMS, STAGES, SPLITS, S, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
+                d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores,
+                p_weights, i_p, NL, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, FORM, E, BE,
+                TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
             )),
             (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),
         ],
         [1, 1],
-        [72 if E > 0 else 40, 24],
+        [72 if E > 0 else 104 if is_of_nibbles(FORM) else 40, 24],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
-from app.kernels.whole_step.forms import BF16, FORMS, StepForm, beside, form_of, words_of
+from app.kernels.whole_step.forms import BF16, FORMS, MOST_STAGES, StepForm, beside, form_of, words_of
 from app.kernels.whole_step.gluon_copies import WIDE, D
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
@@ -20,7 +20,7 @@ WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
 LINE = 128  # bytes, in which the copy engine counts
 NEAR = 16  # bytes, in which plain loads count
-_STAGE_BYTES = 192 << 10  # of a program
+_STAGE_BYTES = MOST_STAGES * BOXES * LINE  # of a program
 _X_BYTES = 30 << 10  # of what a product reads
 _SPARE_BYTES = 2 << 10  # beside these, for scales
 _COUNTERS = 64
