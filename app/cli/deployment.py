@@ -7,12 +7,10 @@ Serve keeps the reason for its status alone: `serve run` would stay for ever bes
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +24,8 @@ import yaml
 from app.cli import worker_template
 from app.cli.deploy import deploy
 from app.cli.json_console import use_json_console
-from app.cli.ray_worker import become
+from app.cli.quick_ray import fault_of_agent, quick_ray
 from app.cli.serve_schema import check_schema
-from app.config.engine import EngineConfig
 from app.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,14 +34,6 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 SERVE_NAMESPACE = "serve"  # Serve's own constant, which lies behind all that it imports
 DASHBOARD = "--dashboard"
-# What Ray adds to the environment of each worker of its first job.
-RAYS_VARIABLES = {
-    "RAY_CLIENT_MODE": "0", "RAY_JOB_ID": "01000000", "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"
-}  # fmt: skip
-AGENTS_MODULES = (
-    *("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter.prometheus", "opentelemetry.proto"),
-    *("prometheus_client", "pydantic"),
-)
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -70,12 +59,8 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
     with ThreadPoolExecutor(1, "import") as thread:
         checked = thread.submit(check_schema, document, path)
         try:
-            _begin_workers_lightly()
-            _announce_workers(document)
-            _look_for_agents_modules()
-            if not dashboard:
-                _start_dashboard_beside()
-            ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
+            with quick_ray(document, dashboard):
+                ray.init(namespace=SERVE_NAMESPACE, include_dashboard=dashboard)
             sigterm.interrupts()
             use_json_console()
             checked.result()
@@ -85,7 +70,7 @@ def _start_ray(document: dict[str, Any], path: Path, dashboard: bool) -> int | N
         except KeyboardInterrupt:
             return 143 if sigterm.came else 130
         except Exception as error:
-            why = f"{type(error).__name__}: {last_error(str(error))}"
+            why = f"{type(error).__name__}: {last_error(str(error))}{fault_of_agent()}"
             print(f"manta: error: Ray does not start: {why}", file=sys.stderr)
             return 1
     return None
@@ -109,83 +94,6 @@ def _serve(path: Path, names: Sequence[str], is_own: bool) -> int:
         failed += " (it stays on the cluster: `serve status` shows it, `serve shutdown` removes all of Serve)"
     print(f"manta: error: {failed}", file=sys.stderr, flush=True)
     return 1
-
-
-def _start_dashboard_beside() -> None:
-    """Without a dashboard Ray starts its process all the same, and waits a second until it is there. Here a thread
-    does, which stays: a process of Ray ends with the thread that has started it."""
-    from ray._private.node import Node
-
-    start = Node.start_api_server
-
-    def start_beside(node: Node, **options: Any) -> None:
-        def start_and_stay() -> None:
-            start(node, **options)
-            threading.Event().wait()
-
-        threading.Thread(target=start_and_stay, name="dashboard", daemon=True).start()
-
-    Node.start_api_server = start_beside
-
-
-def _announce_workers(document: dict[str, Any]) -> None:
-    """Tell what the environment of workers will be as soon as it is known. Until the first of them Ray takes seconds,
-    in which Ray and Serve are imported for them. In another environment they would begin with less that is imported."""
-    from ray._private.node import Node
-
-    start = Node.start_raylet
-    options = document.get("controller_options") or {}
-    variables = (options.get("runtime_env") or {}).get("env_vars") or {}
-
-    def start_and_announce(node: Node, *arguments: Any, **options: Any) -> None:
-        start(node, *arguments, **options)
-        ((raylet,),) = [started for kind, started in node.all_processes.items() if kind == "raylet"]
-        rays = RAYS_VARIABLES | {"RAY_RAYLET_PID": str(raylet.process.pid)}
-        all_have = {**os.environ, **rays, **variables}
-        worker_template.announce(become.HOST, all_have)
-        from app.engine.executor.transports.compiled_graph import worker_environment  # takes as long as Ray does by now
-
-        worker_template.announce(become.DEVICE, {**all_have, **worker_environment(_step_timeout_s(document))})
-
-    Node.start_raylet = start_and_announce
-
-
-def _step_timeout_s(document: dict[str, Any]) -> float:
-    """The first model's."""
-    default: float = EngineConfig.model_fields["step_timeout_s"].default
-    try:
-        return float(document["applications"][0]["args"]["models"][0]["engine"].get("step_timeout_s", default))
-    except (LookupError, TypeError, ValueError, AttributeError):  # its mistake is told by whom it is for
-        return default
-
-
-def _look_for_agents_modules() -> None:
-    """Ray imports, before its node starts, what its agent needs, only to know whether it is installed. Here it looks
-    whether it is, and imports where something is not, to tell what."""
-    from ray._private import utils
-
-    by_importing = utils.get_dashboard_dependency_error
-
-    def by_looking() -> ImportError | None:
-        return None if all(map(_is_installed, AGENTS_MODULES)) else by_importing()
-
-    utils.get_dashboard_dependency_error = by_looking
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # not even what it is a part of
-        return False
-
-
-def _begin_workers_lightly() -> None:
-    """A cluster that this process starts runs `ray_worker/become.py` for each worker, in place of Ray's own script."""
-    from ray._private import ray_constants
-
-    # Any free one: an agent of Ray's tries for three seconds to have the one that another cluster's has.
-    ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT = 0
-    ray_constants.SETUP_WORKER_FILENAME = become.__file__  # Ray joins it to its own directory: a whole path stays
 
 
 def _deploy(path: Path) -> str | None:

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +63,31 @@ def running() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="manta-template-")
-    listeners = [_listener(Path(folder) / kind) for kind in KINDS]  # from here on who asks or announces is heard
-    files = [listener.fileno() for listener in listeners]
-    command = [sys.executable, "-m", "app.cli.worker_template", folder, *map(str, files)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=files)
-    for listener in listeners:
-        listener.close()
+    folder = tempfile.mkdtemp(prefix="manta-template-")
+    try:
+        process = _begun(folder)
+    except OSError:  # the path is too long for a socket, or no process is to be had: each worker begins by itself
+        shutil.rmtree(folder, ignore_errors=True)
+        yield
+        return
+    os.environ[FOLDER_VARIABLE] = folder
     try:
         yield
     finally:
+        os.environ.pop(FOLDER_VARIABLE, None)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # in the midst of imports, too; a copy has a group of its own
         process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begun(folder: str) -> subprocess.Popen[bytes]:
+    """Templates that begin. Who asks or announces is heard from here on."""
+    with ExitStack() as ours:
+        files = [ours.enter_context(_listener(Path(folder) / kind)).fileno() for kind in KINDS]
+        command = [sys.executable, "-m", "app.cli.worker_template", folder, *map(str, files)]
+        environment = {**os.environ, FOLDER_VARIABLE: folder}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=files, env=environment)
 
 
 def announce(kind: str, variables: Mapping[str, str]) -> None:
@@ -166,7 +177,11 @@ def may_be_copied(own: Mapping[str, str], others: Mapping[str, str], has_ray: bo
 
 def _listener(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    try:
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
     listener.listen(_MOST_WAITING)
     return listener
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
 import subprocess
@@ -16,8 +15,6 @@ import psutil
 import pytest
 import ray
 from ray import serve
-from ray._private import utils
-from ray.dashboard import optional_deps
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 
 from app.cli import deployment
@@ -102,7 +99,6 @@ def test_a_start_that_breaks_off_leaves_nothing_behind_unsaid(
 
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(deployment, "_start_dashboard_beside", lambda: None)
     monkeypatch.setattr(Sigterm, "interrupts", lambda self: None)
     monkeypatch.setattr(deployment, "use_json_console", lambda: None)
     monkeypatch.setattr(deployment, "deploy", deploy)
@@ -128,7 +124,6 @@ def test_a_mistake_in_serves_part_is_told_before_anything_is_deployed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(deployment, "_start_dashboard_beside", lambda: None)
     monkeypatch.setattr(Sigterm, "interrupts", lambda self: None)
     monkeypatch.setattr(deployment, "use_json_console", lambda: None)
     monkeypatch.setattr(deployment, "deploy", lambda path: pytest.fail("nothing is deployed"))
@@ -155,36 +150,6 @@ def test_a_failed_deployment_ends_the_command(tmp_path: Path) -> None:
     assert any("ERROR manta.serve: the application cannot start: api_keys_file: cannot read" in line for line in lines)
     (last,) = [line for line in lines if line.startswith("manta: error: ")]
     assert "application 'manta' cannot start: ConfigError: api_keys_file: cannot read" in last
-
-
-@pytest.mark.parametrize(
-    ("engine", "seconds"),
-    [({"step_timeout_s": 20}, 20.0), ({}, 300.0), ({"step_timeout_s": "long"}, 300.0), (None, 300.0)],
-)
-def test_the_time_of_a_step_is_the_first_models(engine: dict[str, Any] | None, seconds: float) -> None:
-    document = {"applications": [{"args": {"models": [{"engine": engine}]}}]}
-    assert deployment._step_timeout_s(document) == seconds
-    assert deployment._step_timeout_s({"applications": [{"args": None}]}) == 300.0
-
-
-@pytest.mark.parametrize(("module", "asked"), [("pydantic", 0), ("no_such_module", 1), ("no_such.module", 1)])
-def test_rays_agent_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatch, module: str, asked: int) -> None:
-    imports = list[int]()
-    monkeypatch.setattr(utils, "get_dashboard_dependency_error", lambda: imports.append(1))
-    monkeypatch.setattr(deployment, "AGENTS_MODULES", ("grpc", module))
-    deployment._look_for_agents_modules()
-    assert utils.get_dashboard_dependency_error() is None
-    assert len(imports) == asked
-
-
-def test_rays_agent_needs_what_is_looked_for() -> None:
-    tree = ast.parse(Path(optional_deps.__file__).read_text())
-    needed = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    needed |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    missing = {
-        name for name in needed if not any(f"{one}.".startswith(f"{name}.") for one in deployment.AGENTS_MODULES)
-    }
-    assert all(name.partition(".")[0] == "aiohttp" for name in missing), missing
 
 
 def copies_with_ray(server: int) -> set[str]:

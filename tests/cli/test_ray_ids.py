@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ for _ in range(4):
 CLUSTER = """
 import json, os, sys, threading
 import ray
-from app.cli import deployment, worker_template
+from app.cli import worker_template
+from app.cli.quick_ray import quick_ray
 
 class Inner:
     def ping(self):
@@ -67,9 +69,8 @@ class Outer:
         return found, is_copy
 
 with worker_template.running():
-    deployment._begin_workers_lightly()
-    deployment._announce_workers({})
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    with quick_ray({}, dashboard=False):
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     actors = [ray.remote(num_cpus=0)(Outer).remote() for _ in range(5)]
     print("IDS", json.dumps(ray.get([actor.ids.remote() for actor in actors])))
     ray.shutdown()
@@ -119,7 +120,11 @@ def test_without_ray_nothing_is_told_apart() -> None:
 def test_workers_of_a_cluster_have_ids_of_their_own() -> None:
     """Two actors got one placement group, and one process read the array of another, where copies shared ids."""
     folder = tempfile.mkdtemp(prefix="mnt", dir="/tmp")  # short: sockets lie in it
-    (line,) = [line for line in printed(CLUSTER, RAY_TMPDIR=folder).splitlines() if line.startswith("IDS ")]
+    try:
+        lines = printed(CLUSTER, RAY_TMPDIR=folder).splitlines()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    (line,) = [line for line in lines if line.startswith("IDS ")]
     found: list[tuple[list[str], bool]] = json.loads(line.removeprefix("IDS "))
     ids = [each for own, _ in found for each in own]
     assert len(ids) == len(set(ids)) == 5 * (2 + 2 * (4 + 1 + 2 + 1))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,18 @@ def test_an_end_does_not_wait_for_imports(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert {path.name for path in folder.iterdir()} == set(KINDS), "all are heard before the templates run"
         wait_until((tmp_path / "begun").exists, "the template imports")
     assert not folder.exists()
-    monkeypatch.delenv(become.FOLDER_VARIABLE)
+    assert become.FOLDER_VARIABLE not in os.environ
+
+
+def test_a_path_too_long_for_a_socket_leaves_workers_to_themselves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with running():
+        assert become.FOLDER_VARIABLE not in os.environ
+        assert not list(long.iterdir()), "nothing is left behind"
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:

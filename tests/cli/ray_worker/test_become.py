@@ -14,7 +14,7 @@ from ray._private import node, ray_constants
 from ray._private.runtime_env.context import RuntimeEnvContext
 from ray.core.generated.common_pb2 import Language
 
-from app.cli import deployment
+from app.cli.quick_ray import quick_ray
 from app.cli.ray_worker import become
 from tests.test_architecture import ROOT
 
@@ -103,8 +103,7 @@ def test_a_process_imports_no_ray_to_become_another() -> None:
     assert done.stdout.strip() == "[] ['first', 'last one']", done.stderr
 
 
-def test_a_cluster_of_ours_begins_workers_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_constants, "SETUP_WORKER_FILENAME", ray_constants.SETUP_WORKER_FILENAME)
-    deployment._begin_workers_lightly()
-    place: Any = os.path.join(os.path.dirname(node.__file__), "workers", ray_constants.SETUP_WORKER_FILENAME)
+def test_a_cluster_of_ours_begins_workers_with_it() -> None:
+    with quick_ray({}, dashboard=False):
+        place: Any = os.path.join(os.path.dirname(node.__file__), "workers", ray_constants.SETUP_WORKER_FILENAME)
     assert Path(place) == ROOT / "app/cli/ray_worker/become.py"
