@@ -159,12 +159,14 @@ async def _all_read(
 
 
 async def _all(reads: Sequence[Coroutine[Any, Any, Picture]]) -> list[Picture]:
+    """What they return. Where one fails, or the client leaves, the others have ended, too, and hold nothing."""
     tasks = [asyncio.ensure_future(one) for one in reads]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # at once: a thread goes on without them
 
 
 async def _read(

@@ -52,7 +52,8 @@ class HeldBytes:
 
 
 class Holding:
-    """The bytes of one request. They are given back when the last of those has released them who keep them."""
+    """The bytes of one request. They are given back when the last of those has released them who keep them; whoever
+    goes on behind that counts nothing."""
 
     def __init__(self, held: HeldBytes, tenant: str) -> None:
         self._held = held
@@ -63,8 +64,7 @@ class Holding:
     def add(self, num_bytes: int, besides: int = 0) -> None:
         """Count bytes of a body that have come. OverloadedError when there is no room for more than a small one, where
         `besides` bytes that it holds do not count."""
-        self._num_bytes += num_bytes
-        self._held.add(self._tenant, num_bytes)
+        self.take(num_bytes)
         if self._num_bytes > SMALL_BYTES and not self._held.has_room(self._tenant, besides):
             raise OverloadedError(f"the bodies of requests in flight have {self._held.total} bytes together; try later")
 
@@ -80,21 +80,20 @@ class Holding:
 
     def take(self, num_bytes: int) -> None:
         """Count further bytes, for which there must be room: what was begun goes on with them."""
-        self._num_bytes += num_bytes
-        self._held.add(self._tenant, num_bytes)
+        if self._num_keepers:
+            self._num_bytes += num_bytes
+            self._held.add(self._tenant, num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
         """No longer count so many bytes."""
-        self._num_bytes -= num_bytes
-        self._held.add(self._tenant, -num_bytes)
+        self.take(-num_bytes)
 
     def grow(self, num_bytes: int) -> bool:
         """Count further bytes; False, and nothing is counted, where there is no room."""
-        self._held.add(self._tenant, num_bytes)
+        self.take(num_bytes)
         if self._held.has_room(self._tenant):
-            self._num_bytes += num_bytes
             return True
-        self._held.add(self._tenant, -num_bytes)
+        self.take(-num_bytes)
         return False
 
     def keep(self) -> None:

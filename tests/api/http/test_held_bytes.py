@@ -26,6 +26,18 @@ def test_pictures_count_with_bodies_until_the_request_ends() -> None:
     assert held.total == 0
 
 
+def test_who_goes_on_behind_a_request_gives_nothing_back_twice() -> None:
+    held = HeldBytes(1000)
+    one = held.begin({"state": {}}, "t")
+    one.add_picture(300)
+    one.release()
+    assert held.total == 0
+    one.give_back(300)
+    one.take(200)
+    assert one.grow(100)
+    assert held.total == 0
+
+
 def test_what_never_has_room_is_refused_for_good() -> None:
     held = HeldBytes(1000)
     one = held.begin({"state": {}}, "t")

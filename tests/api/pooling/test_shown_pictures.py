@@ -99,6 +99,35 @@ def test_pictures_of_many_prompts_are_read_side_by_side(
     assert digests[0] == digests[1]
 
 
+def test_a_refused_picture_leaves_nothing_of_the_others_held(
+    path: Path, own_reader: MediaReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are given up, and their files are given back once, before the refusal goes out."""
+    bad, go, plain = file_of(picture(33, 33, 9)), threading.Event(), own_reader.read
+    held = HeldBytes(1 << 30)
+
+    def look(data: Any, *further: Any) -> Picture:
+        if data == bad:
+            raise InvalidRequestError("is broken")
+        go.wait(patience_s())
+        return plain(data, *further)
+
+    monkeypatch.setattr(own_reader, "read", look)
+    documents = [shown(FILES[1], "documents.0.image"), shown(bad, "documents.1.image")]
+    pairs = [(shown(FILES[0], "query.image"), document) for document in documents]
+    work = RequestWork(WorkPool(3), holding=Holding(held, ""))
+
+    async def refused() -> tuple[Any, int]:
+        with pytest.raises(InvalidRequestError, match="is broken") as caught:
+            await read_pairs(work, seeing(path, own_reader), TEMPLATE, pairs, RequestLimits(), ROOM)
+        return caught.value.param, held.total
+
+    try:
+        assert run(refused()) == ("documents.1.image", 0)
+    finally:
+        go.set()
+
+
 def test_a_picture_counts_as_often_as_prompts_show_it(path: Path, own_reader: MediaReader) -> None:
     held = HeldBytes(1 << 30)
     (alone,) = read(path, own_reader, MANY[:1], held)
