@@ -213,8 +213,11 @@ class AsyncEngine:
     def _loop(self) -> None:
         while self._apply_commands():
             if self._core.has_work():
-                if self._comes_somebody(self._core.spare_s()) and not self._apply_commands():
-                    return
+                if self._comes_somebody(self._core.spare_s()):
+                    if not self._apply_commands():
+                        return
+                    if not self._core.has_work():
+                        continue
                 self._step_began = began = time.monotonic()
                 outputs = self._core.step()
                 self._step_began = None

@@ -280,7 +280,8 @@ class EngineCore:
     def spare_s(self) -> float:
         """Returns for how long the next step need not be planned: who comes until then is in it."""
         scheduler = self.scheduler
-        if self._ready or self._num_calls or self._most_inflight != 2 or scheduler.num_unreturned != 1:
+        has_stages = self.config.pipeline_parallel_size > 1  # the first has nothing to do while the last computes
+        if self._ready or self._num_calls or has_stages or self._most_inflight != 2 or scheduler.num_unreturned != 1:
             return 0.0
         return self._plan_time.spare_s(time.monotonic(), scheduler.running_s())
 
@@ -360,7 +361,7 @@ class EngineCore:
         came = time.monotonic()
         self._num_calls -= 1
         for output in returned:
-            self._plan_time.take(came, output.step_time_s)
+            self._plan_time.take(came, output.step_time_s, was_over=output.was_over)
             self._ready += self.scheduler.update_from_output(output)
         self._wait_s += came - began
         self._update_s += time.monotonic() - came

@@ -111,7 +111,7 @@ class Worker:
         with torch.inference_mode():
             self._pending.append(self._runner.execute(step))
             keep = 1 if self._platform.is_async and not step.flush else 0
-            outputs = [self._pending.popleft().finish() for _ in range(len(self._pending) - keep)]
+            outputs = [_finished(self._pending.popleft()) for _ in range(len(self._pending) - keep)]
             if outputs:
                 self._runner.report(outputs[-1])
             return outputs
@@ -275,3 +275,10 @@ class Worker:
         if self._thread != threading.get_ident():
             enter_thread(self._device, self._threads)
             self._thread = threading.get_ident()
+
+
+def _finished(step: PendingStep) -> ModelRunnerOutput:
+    was_over = step.is_done()
+    output = step.finish()
+    output.was_over = was_over
+    return output

@@ -196,6 +196,32 @@ def test_a_plan_that_waits_takes_in_who_comes(
     assert len(setup.executor.step_messages[sent].new_requests) == 1
 
 
+def test_a_pause_that_comes_while_a_plan_waits_leaves_nothing_to_plan(
+    make_engine: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request has ended by its stop token and a step of it is out yet; a request and the pause come together."""
+    setup, waits = make_engine(Slow(late=True), start=False), threading.Event()
+
+    def spare_s(core: EngineCore) -> float:
+        if core.scheduler.requests or not core.scheduler.num_unreturned or waits.is_set():
+            return 0.0
+        waits.set()
+        return 10.0 * limits.patience_s()
+
+    monkeypatch.setattr(EngineCore, "spare_s", spare_s)
+    setup.engine.start()
+    stop = expected_tokens([1, 2, 3], 7, 9)[-1]
+    setup.engine.add_request(make_request("a", [1, 2, 3], max_tokens=60, stop_token_ids=(stop,)))
+    assert waits.wait(limits.patience_s())
+    with setup.engine._condition:  # both are there before the engine's thread goes on
+        setup.engine.add_request(make_request("b", [4, 5], max_tokens=5))
+        pause = setup.engine.control("pause", {"mode": "keep"})
+    pause.result(limits.patience_s())
+    setup.engine.control("resume", {}).result(limits.patience_s())
+    setup.receiver.wait_final("a", "b")
+    assert not setup.receiver.fatal
+
+
 def test_a_plan_waits_only_while_one_step_is_out_that_was_measured(make_engine: Callable[..., Setup]) -> None:
     setup = make_engine(Slow(late=True), start=False)
     core = setup.core
@@ -206,6 +232,9 @@ def test_a_plan_waits_only_while_one_step_is_out_that_was_measured(make_engine: 
         core.step()
     core._plan_time.margin_s = -limits.patience_s()
     assert core.spare_s() > 0.0
+    core.config = core.config.model_copy(update={"pipeline_parallel_size": 2})
+    assert core.spare_s() == 0.0, "the first stage would have nothing to do"
+    core.config = core.config.model_copy(update={"pipeline_parallel_size": 1})
     core.add_request(make_request("b", [2] * 8, max_tokens=20))
     assert core.spare_s() == 0.0, "a prompt is to be planned for"
 

@@ -20,6 +20,7 @@ from app.platforms.cuda import Cuda
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.records.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from app.worker.rows.pending_step import PendingStep
 from app.worker.worker import Worker
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.worker_driver import Driver, Run, greedy
@@ -119,8 +120,11 @@ def test_empty_message_answers(directory: Path) -> None:
         assert output.step_time_s >= 0
 
 
-def test_a_device_in_the_background_answers_one_step_late(directory: Path) -> None:
-    """I2, by a worker that is told its device were a GPU: outputs lag by one step message until a flush."""
+def test_a_device_in_the_background_answers_one_step_late(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2, by a worker that is told its device were a GPU: outputs lag by one step message until a flush, and say
+    whether their step was over when the next one was launched."""
+    over = iter([False, True, False, True, True])
+    monkeypatch.setattr(PendingStep, "is_done", lambda _: next(over))
     one = worker(directory)
     one.start()
     one._platform = Cuda()
@@ -132,6 +136,7 @@ def test_a_device_in_the_background_answers_one_step_late(directory: Path) -> No
         one.execute(step_message(4, {}, flush=True)),
     ]
     assert [[output.step_id for output in outputs] for outputs in steps] == [[], [0], [1], [2, 3], [4]]
+    assert [output.was_over for outputs in steps for output in outputs] == [False, True, False, True, True]
     one._platform = Cpu()
 
 

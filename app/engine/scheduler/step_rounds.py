@@ -15,6 +15,7 @@ from app.records.step_places import DECODE_PLACES, ROUND, decode_places
 PLANNED = 0.85
 LATE = 0.01  # of the tokens: the 99th percentile is in time
 MOST_LEFT = 100.0  # late tokens, by however many that came in time, and that others have to make up for
+FEWEST_ROUNDS = 3  # fewer would leave much of the time unused, as on a slower GPU
 NEARLY = 0.2  # of a round, by which the number may be wrong: the same step takes longer at times
 BUSY_STEPS = 3  # steps' worth of prompts
 FEW = DECODE_PLACES[0]  # rows that decode: beside them a prompt that can end takes no second step
@@ -26,15 +27,19 @@ class StepRounds:
     """`left`: tokens that may still come late, by those that came in time before."""
 
     left: float = 0.0
-    rounds: int = 0  # that steps have lately
+    rounds: int = 0  # that steps have lately; 0: rounds were no measure
     usual: int = 0  # tokens of the last plan, were it not longer
 
     def tokens(self, num_decodes: int, time_for: float, backlog: int, first: int) -> int:
-        """Tokens beside so many rows that decode; `time_for`: those that take PLANNED times the objective; `backlog`:
-        those that run or wait, `first`: of the prompt under way or the next one."""
+        """Tokens beside so many rows that decode, 0 where rounds are no measure; `time_for`: those that take PLANNED
+        times the objective; `backlog`: those that run or wait, `first`: of the prompt under way or the next one."""
         places = decode_places(num_decodes)
         rounds = (time_for + places) / ROUND
-        self.rounds = max(int(rounds - NEARLY), min(self.rounds, int(rounds + NEARLY)))
+        most_rounds = int(rounds + NEARLY)
+        self.rounds = max(int(rounds - NEARLY), min(self.rounds or most_rounds, most_rounds))
+        if self.rounds < FEWEST_ROUNDS:
+            self.rounds = 0
+            return 0
         self.usual = usual = self.rounds * ROUND - places
         most = usual + ROUND
         if self.left <= 0.0:

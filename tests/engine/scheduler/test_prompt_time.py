@@ -56,7 +56,7 @@ def test_beside_decodes_a_step_fills_rounds_of_rows_while_rests_are_short() -> N
     assert most() == 720
     time_of.note(500, 0.09)  # no short step, and no full one
     assert most() == 720
-    assert most(decode_s=0.025) == 464
+    assert most(decode_s=0.025) == 704, "there is time for two rounds: rounds are no measure"
     assert most(num_decodes=0) == 960, "nobody decodes"
     assert most(backlog=20000) == 1920, "more than ten steps' worth"
     assert PromptTime(0.1).most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=30) == 960, "on a CPU"

@@ -11,11 +11,13 @@ from app.engine.scheduler.step_rounds import LATE, MOST_LEFT, StepRounds
     ("num_decodes", "time_for", "tokens"),
     [
         (30, 800.0, 720),  # with 48 places 768 rows, which is less than there is time for
-        (30, 1020.0, 720),
-        (30, 1030.0, 976),  # 1,024, with a fifth to spare
+        (30, 670.0, 720),  # a fifth of a round is missing
+        (30, 920.0, 720),
+        (30, 930.0, 976),
         (10, 810.0, 752),  # 16 places
-        (200, 800.0, 568),  # more rows than any captured step has places for
-        (30, 100.0, -48),  # no round fits
+        (200, 750.0, 568),  # more rows than any captured step has places for
+        (30, 660.0, 0),  # two rounds: rounds are no measure
+        (30, -300.0, 0),  # decodes alone take too long
     ],
 )
 def test_a_step_has_whole_rounds_of_rows(num_decodes: int, time_for: float, tokens: int) -> None:
