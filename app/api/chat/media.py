@@ -159,7 +159,7 @@ async def _all_read(
 
 
 async def _all(reads: Sequence[Coroutine[Any, Any, Picture]]) -> list[Picture]:
-    """What they return. Where one fails, or the client leaves, the others have ended, too, and hold nothing."""
+    """Awaits them side by side. Where one fails, or the client leaves, the others have ended, too, and hold nothing."""
     tasks = [asyncio.ensure_future(one) for one in reads]
     try:
         return await asyncio.gather(*tasks)
