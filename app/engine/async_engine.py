@@ -33,7 +33,6 @@ logger = logging.getLogger("manta.engine")
 
 HANG_GRACE_S = 5.0  # the executor itself gives up a hung step at its limit, and knows which worker it was
 CONTROL_POLL_S = 0.005  # a control call that waits, with no step to wait for
-LEAST_WAIT_S = 0.0002  # a shorter one is mostly the waking up
 PARK_AFTER_S = 0.05  # waking a parked worker takes milliseconds, so a short gap between requests does not park
 
 
@@ -277,7 +276,7 @@ class AsyncEngine:
 
     def _comes_somebody(self, within_s: float) -> bool:
         """Wait for whoever asks for something within this time; True if somebody does."""
-        if within_s < LEAST_WAIT_S:
+        if not within_s:
             return False
         with self._condition:
             return self._condition.wait_for(self._is_called, within_s)

@@ -14,6 +14,7 @@ from collections import deque
 
 LEAST_MARGIN_S, MOST_MARGIN_S = 0.002, 0.02  # the least at first, too
 LATE = 0.03
+LEAST_WAIT_S = 0.0002  # a shorter one is mostly the waking up
 MOVE_S = 0.0001  # of the margin, with a step that is late
 REMEMBERED = 8  # steps of a kind
 
@@ -54,6 +55,8 @@ class PlanTime:
         if not takes_s or not self._sent or self._is_behind:
             return 0.0
         least_s = min([takes_s, *self._took_s[self._sent[-1][0]]])
-        spare_s = max(0.0, self._began_s + least_s - self.margin_s - now)
-        self._has_waited = self._has_waited or spare_s > 0.0
+        spare_s = self._began_s + least_s - self.margin_s - now
+        if spare_s < LEAST_WAIT_S:
+            return 0.0
+        self._has_waited = True
         return spare_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.scheduler.plan_time import LEAST_MARGIN_S, MOST_MARGIN_S, PlanTime
+from app.engine.scheduler.plan_time import LEAST_MARGIN_S, LEAST_WAIT_S, MOST_MARGIN_S, PlanTime
 
 STEP_S = 0.010
 
@@ -22,6 +22,7 @@ def test_a_plan_waits_until_shortly_before_the_running_step_ends() -> None:
     assert running().spare_s(1.0, STEP_S) == pytest.approx(STEP_S - LEAST_MARGIN_S)
     assert running().spare_s(1.004, STEP_S) == pytest.approx(STEP_S - LEAST_MARGIN_S - 0.004)
     assert running().spare_s(1.5, STEP_S) == 0.0
+    assert running().spare_s(1.0 + STEP_S - LEAST_MARGIN_S - LEAST_WAIT_S / 2, STEP_S) == 0.0
     assert running().spare_s(1.0, 0.0) == 0.0, "nobody knows how long the step takes"
     assert PlanTime().spare_s(1.0, STEP_S) == 0.0, "no step is out"
 
