@@ -168,10 +168,14 @@ def test_meaning(shape: StepShape, programs: int, splits: int, position: int, mo
             assert_near(one.cache, truth.cache)
 
 
-@pytest.mark.parametrize("form", [INT8, FP8, FP8_BLOCKS], ids=lambda form: form.name)
 @pytest.mark.parametrize(
-    ("shape", "programs", "splits", "position"),
-    [(SMALL, 8, 2, 32), (replace(SMALL, heads=4, kv_heads=1, hidden=512, norms_heads=False), 4, 1, 300)],
+    ("form", "shape", "programs", "splits", "position"),
+    [
+        (INT8, replace(SMALL, heads=4, kv_heads=1, hidden=512, norms_heads=False), 4, 1, 65),
+        (FP8, SMALL, 8, 2, 32),
+        (FP8_BLOCKS, replace(SMALL, heads=4, kv_heads=1, hidden=512, norms_heads=False), 4, 1, 65),
+    ],
+    ids=["int8", "e4m3", "e4m3 in blocks"],
 )
 def test_weights_of_8_bits(
     form: StepForm, shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch
