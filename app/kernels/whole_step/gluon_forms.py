@@ -140,8 +140,6 @@ def byte_group(
         stage = i % STAGES
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         b_words = words.index(stage).load(gl.DotOperandLayout(0, MMA, 2))
-        mbarrier.arrive(free.index(stage), count=1)
-        i += 1
         b_part = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
         for p in gl.static_range(2):
             b_x = x_smem.index(2 * c + p).permute((1, 0)).load(gl.DotOperandLayout(1, MMA, 2))
@@ -150,6 +148,9 @@ def byte_group(
         if FORM == "e4m3 blocks":
             b_part *= scale_smem.index(g * CHUNKS + c).load(LINE)[None, :, None]
         b_acc += b_part
+        # Behind what reads the words: a load that only is on its way could find the next stage's numbers.
+        mbarrier.arrive(free.index(stage), count=1)
+        i += 1
     o_l = gl.arange(0, CL, layout=LINE)[None, :, None]
     o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
     b_sum = gl.sum(gl.sum(gl.where((o_l == o_n) & (o_l < OWN_LINES), b_acc, 0.0), 2), 1)
