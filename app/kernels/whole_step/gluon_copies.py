@@ -27,10 +27,22 @@ def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
+def room(ready, free, i, STAGES: gl.constexpr, AHEAD: gl.constexpr):
+    """Waits until the next stage is free, and fewer than AHEAD are on their way; which it is. Whoever asks for a number
+    that others write waits behind all that is on its way, so more than keeps the memory busy costs time."""
+    stage = i % STAGES
+    mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
+    if AHEAD < STAGES:
+        o = i + STAGES - AHEAD
+        mbarrier.wait(ready.index(o % STAGES), ((o // STAGES) & 1) ^ 1)
+    return stage
+
+
+@gluon.jit
 def copy_rows(
     d_lines, pieces, ready, free, i, base, row, LINES: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, GROUPS,
-    SECOND, STAGES: gl.constexpr, FORM: gl.constexpr = "bf16", N: gl.constexpr = 0, p_base=None, p_place=None,
-    scale_smem=None,
+    SECOND, STAGES: gl.constexpr, AHEAD: gl.constexpr, FORM: gl.constexpr, N: gl.constexpr = 0, p_base=None,
+    p_place=None, scale_smem=None,
 ):  # fmt: skip
     """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up). A stage may
     have room for more lines than a row has: what lies behind them is copied, too. Of nibbles [N, ..] also what stands
@@ -43,8 +55,7 @@ def copy_rows(
         else:
             first = row + g * GROUP
         for c in range((LINES + CL - 1) // CL):
-            stage = i % STAGES
-            mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
+            stage = room(ready, free, i, STAGES, AHEAD)
             mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
             for r in gl.static_range(GROUP):
                 tma.async_copy_global_to_shared(
@@ -62,7 +73,7 @@ def copy_rows(
 @gluon.jit
 def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: gl.constexpr, KH: gl.constexpr,
                  SPLITS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-                 S: gl.constexpr, FORM: gl.constexpr):  # fmt: skip
+                 AHEAD: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr):  # fmt: skip
     """Keys and values of this program's split."""
     TOKENS: gl.constexpr = CL // 2  # in a box
     LINES: gl.constexpr = D // WIDE
@@ -77,8 +88,7 @@ def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: g
                 tokens = tokens + gl.tuple((gl.minimum(first + r * TOKENS, (end - 1) // TOKENS * TOKENS),))
                 blocks = blocks + gl.tuple((gl.load(p_table + tokens[r] // S),))
             for part in gl.static_range(2):
-                stage = i % STAGES
-                mbarrier.wait(free.index(stage), ((i // STAGES) & 1) ^ 1)
+                stage = room(ready, free, i, STAGES, AHEAD)
                 mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
                 for r in gl.static_range(GROUP):
                     line = base + ((blocks[r] * 2 + part) * KH + i_kv) * (S * LINES) + (tokens[r] % S) * LINES

@@ -103,7 +103,8 @@ def score_of(key):
 def copy_experts(
     d_lines, pieces, ready, free, i, chosen, gate, down, p_scores, p_weights, i_p, H: gl.constexpr, F: gl.constexpr,
     GROUP: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr,
-    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
+    AHEAD: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr,
+    OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """The rows of a layer's chosen experts that this program has, as soon as they are known: of gate and up some of one
     or of several, of down some of all."""
@@ -116,10 +117,10 @@ def copy_experts(
     mbarrier.arrive(chosen, count=1)
     for g in range(i_p * PAIRS, (i_p + 1) * PAIRS):
         row = one_of(ids, g // OF_ONE, TOP) * (2 * F) + g % OF_ONE * GROUP
-        i = copy_rows(d_lines, pieces, ready, free, i, gate, row, H // LINE, GROUP, CL, 2, F, STAGES)
+        i = copy_rows(d_lines, pieces, ready, free, i, gate, row, H // LINE, GROUP, CL, 2, F, STAGES, AHEAD, FORM)
     for g in range(OWN // GROUP * TOP):
         row = one_of(ids, g % TOP, TOP) * H + i_p * OWN + g // TOP * GROUP
-        i = copy_rows(d_lines, pieces, ready, free, i, down, row, F // LINE, GROUP, CL, 1, 0, STAGES)
+        i = copy_rows(d_lines, pieces, ready, free, i, down, row, F // LINE, GROUP, CL, 1, 0, STAGES, AHEAD, FORM)
     return i
 
 

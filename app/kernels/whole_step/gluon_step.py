@@ -123,6 +123,7 @@ def copy_partition(
     OWN: gl.constexpr = H // PROGRAMS
     FP: gl.constexpr = F // PROGRAMS
     LINE: gl.constexpr = WIDE * PARTS  # numbers of a weight
+    AHEAD: gl.constexpr = 4 if E > 0 else STAGES  # stages on their way; of layers without experts not measured
     i = 0
     pos = gl.maximum(gl.load(p_len) - 1, 0)
     for layer in range(NL):
@@ -130,29 +131,29 @@ def copy_partition(
         qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
         cache = gl.load(p_own + 4)
         i = copy_rows(
-            d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES, FORM,
-            PROGRAMS * QKV, p_base, p_sides, scale_smem,
+            d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES, AHEAD,
+            FORM, PROGRAMS * QKV, p_base, p_sides, scale_smem,
         )  # fmt: skip
         i = copy_context(
-            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, S, FORM
+            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, AHEAD, S, FORM
         )  # fmt: skip
         i = copy_rows(
             d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES,
-            FORM, H, p_base, p_sides + SIDES, scale_smem,
+            AHEAD, FORM, H, p_base, p_sides + SIDES, scale_smem,
         )  # fmt: skip
         if E > 0:
             i = copy_experts(
                 d_lines, pieces, ready, free, i, chosen, gate, down, p_scores + layer % 2 * E, p_weights + i_p * TOP,
-                i_p, H, F, GROUP, CL, PARTS, PROGRAMS, STAGES, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
+                i_p, H, F, GROUP, CL, PARTS, PROGRAMS, STAGES, AHEAD, FORM, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
             )  # fmt: skip
         else:
             i = copy_rows(
-                d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES, FORM,
-                2 * F, p_base, p_sides + 2 * SIDES, scale_smem,
+                d_lines, pieces, ready, free, i, gate, i_p * FP, H // LINE, GROUP, CL, 2 * FP // GROUP, F, STAGES,
+                AHEAD, FORM, 2 * F, p_base, p_sides + 2 * SIDES, scale_smem,
             )  # fmt: skip
             i = copy_rows(
-                d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES, FORM,
-                H, p_base, p_sides + 3 * SIDES, scale_smem,
+                d_lines, pieces, ready, free, i, down, i_p * OWN, F // LINE, GROUP, CL, OWN // GROUP, 0, STAGES, AHEAD,
+                FORM, H, p_base, p_sides + 3 * SIDES, scale_smem,
             )  # fmt: skip
 
 

@@ -155,7 +155,9 @@ def test_context_by_heads_that_read_alike() -> None:
 def test_meaning(shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice over: counters are zero behind a step."""
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    step = PersistentStep(shape, {BF16: StepTile(shape.hidden // 64, 8, 3, splits, (1, 4))}, CPU, programs)
+    step = PersistentStep(
+        shape, {BF16: StepTile(shape.hidden // 64, 8, 3 if shape.experts is None else 6, splits, (1, 4))}, CPU, programs
+    )
     x, token = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)), token_at(position, shape)
     x = x.to(torch.bfloat16)
     exact, layers = layers_of(shape, 2), layers_of(shape, 2)
