@@ -93,6 +93,7 @@ class PromptTime:
             if planned >= MIN_TIMED_TOKENS and self._fixed_s <= CHEAP * planned * full_s:
                 self._usual = max(self.rounds.usual, (1 - FORGOTTEN) * self._usual)
                 return max(planned, _rounded(backlog // BACKLOG_STEPS))
+        self.rounds.usual = 0
         if self.grows:
             tokens = max(tokens, min(MOST_WORTH, WORTH * self._fixed_s / (self._token_s or token_s)))
             self._usual = max(tokens, (1 - FORGOTTEN) * self._usual)

@@ -28,7 +28,7 @@ class StepRounds:
 
     left: float = 0.0
     rounds: int = 0  # that steps have lately; 0: rounds were no measure
-    usual: int = 0  # tokens of the last plan, were it not longer
+    usual: int = 0  # tokens of the last plan, were it not longer; 0: it was no plan by rounds
 
     def tokens(self, num_decodes: int, time_for: float, backlog: int, first: int) -> int:
         """Tokens beside so many rows that decode, 0 where rounds are no measure; `time_for`: those that take PLANNED
@@ -38,7 +38,7 @@ class StepRounds:
         most_rounds = int(rounds + NEARLY)
         self.rounds = max(int(rounds - NEARLY), min(self.rounds or most_rounds, most_rounds))
         if self.rounds < FEWEST_ROUNDS:
-            self.rounds = 0
+            self.rounds = self.usual = 0
             return 0
         self.usual = usual = self.rounds * ROUND - places
         most = usual + ROUND

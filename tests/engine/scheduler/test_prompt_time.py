@@ -73,6 +73,9 @@ def test_a_step_that_was_planned_to_be_far_shorter_tells_the_fixed_part() -> Non
     assert most() == 720
     time_of.note(720, 0.11)
     assert most() == 1024, "half as many more, in four bits: a shorter step would be hardly quicker"
+    fixed_s = time_of._fixed_s
+    time_of.note(720, 0.11)
+    assert time_of._fixed_s < fixed_s, "that one was not planned to be shorter"
 
 
 def test_without_a_time_there_is_no_limit() -> None:

@@ -46,6 +46,7 @@ def test_the_number_of_rounds_stays_while_it_is_nearly_right() -> None:
     found = [rounds.tokens(30, time_for, 1000, 1000) for time_for in (800.0, 1020.0, 680.0, 1030.0, 940.0, 920.0)]
     assert found == [720, 720, 720, 976, 976, 720]
     assert rounds.usual == 720
+    assert (rounds.tokens(30, 100.0, 1000, 1000), rounds.usual) == (0, 0)
 
 
 def test_what_others_make_up_for_is_bounded() -> None:
