@@ -73,8 +73,8 @@ def _nibbles(*sides: torch.dtype) -> StepForm:
 
 
 BF16 = StepForm("bf16", 1, (16,), 0, _is_bf16, lambda *_: (1, 4))
-INT8 = StepForm("int8", 2, (8, 16), 1, partial(_is_stored, form="int8"), _rows)
-FP8 = StepForm("e4m3", 2, (8, 16), 1, partial(_is_stored, form="e4m3"), _rows)
+INT8 = StepForm("int8", 2, (16, 8), 1, partial(_is_stored, form="int8"), _rows)
+FP8 = StepForm("e4m3", 2, (16, 8), 1, partial(_is_stored, form="e4m3"), _rows)
 FP8_BLOCKS = StepForm("e4m3 blocks", 2, (8, 16), 1, partial(_is_stored, form="e4m3", by_blocks=True), _blocks)
 _SIDES = (torch.float16, torch.bfloat16, torch.float32)
 NIBBLES = tuple(_nibbles(scales, *offsets) for scales in _SIDES for offsets in ((), *((one,) for one in _SIDES)))

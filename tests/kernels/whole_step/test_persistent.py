@@ -110,7 +110,7 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
     ("shape", "form", "tile"),
     [
         (LLAMA, BF16, StepTile(16, 8, 12, 4, (1, 4))),
-        (LLAMA, INT8, StepTile(8, 16, 12, 4, (16, 16))),
+        (LLAMA, INT8, StepTile(16, 8, 12, 4, (32, 8))),
         (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 4, (64, 8))),
         (QWEN, BF16, StepTile(16, 8, 12, 8, (1, 4))),
         (QWEN, INT8, None),
