@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from app.kernels.whole_step.gluon_copies import WIDE, D, split_of, thread_barrier
 from app.kernels.whole_step.gluon_forms import all_stored, store_chunk
@@ -25,6 +25,14 @@ def turned(b_a, b_b, b_norm, b_other, b_cos, b_sin, eps, QK_NORM: gl.constexpr):
 
 
 @gluon.jit
+def release(free):
+    """Lets the copy engine write where plain loads have read. These may still be on their way when the threads' barrier
+    is passed, which is soon enough for plain stores, not for the copy engine's: so a fence waits for them."""
+    fence_async_shared()
+    mbarrier.arrive(free, count=1)
+
+
+@gluon.jit
 def over_context(
     w_smem, ready, free, i, b_q, top, begin, end, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
     L3: gl.constexpr,
@@ -41,7 +49,7 @@ def over_context(
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         b_keys = w_smem.index(stage).reshape([TOKENS, 2, D // 2]).load(L3).to(gl.float32)
         b_s = gl.where(m_n, gl.sum(gl.sum(b_keys * b_q[None, :, :], 2), 1), -1e30)
-        mbarrier.arrive(free.index(stage), count=1)
+        release(free.index(stage))
         i += 1
         higher = gl.maximum(top, gl.max(b_s, 0))
         kept = gl.exp2(top - higher)
@@ -52,7 +60,7 @@ def over_context(
         # A slot past the end may hold NaN of a former owner, which a weight of 0 does not hide.
         b_values = gl.where(gl.expand_dims(gl.expand_dims(m_n, 1), 2), b_values, 0.0)
         b_acc = b_acc * kept + gl.expand_dims(gl.expand_dims(b_p, 1), 2) * b_values
-        mbarrier.arrive(free.index(stage), count=1)
+        release(free.index(stage))
         i += 1
         b_sum = b_sum * kept + b_p
         top = higher
