@@ -139,11 +139,11 @@ def nibble_group(
         if num_sides(FORM) > 1:
             offsets = side_of(scale_smem, stage, 1, GROUP, CL, FORM).permute((0, 2, 1)).reshape([DEEP, M])
             b_acc += b_sums * offsets.load(ROW).to(gl.float32)[:, :, None]
-        mbarrier.arrive(free.index(stage), count=1)
         for j in gl.static_range(PARTS):
             b_x = x_smem.index(c * PARTS + j).reshape([DEEP, COLUMNS, RUN]).permute((0, 2, 1)).load(B)
             b_part = mma_v2(unpack(b_words, j, "nibble", gl.bfloat16), b_x, b_part)
         b_acc += b_part * b_scales
+        mbarrier.arrive(free.index(stage), count=1)  # behind what reads the stage: see `byte_group`
         i += 1
     o_m = gl.arange(0, M, layout=gl.SliceLayout(1, gl.SliceLayout(0, MMA)))
     o_n = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, gl.SliceLayout(0, MMA)))
