@@ -9,6 +9,7 @@ import torch
 
 from app.kernels.attention import AttentionMetadata
 from app.kernels.gemm.tiled import TiledWeight
+from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, StepWeight, WholeStep
 from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
@@ -113,6 +114,8 @@ def _weight(linear: Linear | ExpertLinear) -> StepWeight | None:
     packed = linear.packed
     if packed is None:
         return linear.weight
+    if isinstance(packed, StackedExperts):
+        return packed if isinstance(packed.packed, TiledWeight) and packed.packed.keeps_inputs else None
     return packed.stored if isinstance(packed, TiledWeight) and packed.keeps_inputs else None
 
 

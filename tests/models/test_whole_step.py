@@ -15,13 +15,16 @@ from app.checkpoints.model_info import ASSETS
 from app.kernels import gemm
 from app.kernels.attention import AttentionMetadata
 from app.kernels.gemm import tiled
+from app.kernels.gemm.fp8_block import Fp8OnlyWeight
 from app.kernels.gemm.stored import StoredTiles
+from app.kernels.moe.stacked import stack_experts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.reference import whole_step
 from app.layers import stored_weight
 from app.layers.context import ForwardContext
 from app.layers.shown import show
 from app.models import whole_step as at_once
+from app.models.step_experts import is_adapted, step_experts
 from app.worker.graphs.static_step import LONG, StaticStep, StepKey
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
@@ -170,6 +173,40 @@ def test_a_model_with_experts(made: list[Counted], monkeypatch: pytest.MonkeyPat
         if one.token_ids[0] != other.token_ids[0]:
             break
         assert one.logprobs[0] == pytest.approx(other.logprobs[0], abs=0.3)
+
+
+def test_experts_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(at_once.DecoderStep, "of", lambda *asked: given.append(asked))
+    directory = str(tiny_model("qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=64))
+    with LLM(directory, tokenizer=str(ASSETS / "tiny-chat"), dtype="bfloat16"):
+        ctx, mlp = given[0][0], given[0][2][0].mlp
+    assert step_experts(mlp, ctx) == StepExperts(6, 2, weighs_chosen=False, rounds_weights=True)
+    assert not is_adapted(mlp)
+    rule = mlp.gate.rule
+    for change in ({"scale": 2.0}, {"scoring": "sigmoid"}, {"num_groups": 2}, {"logits_dtype": None}):
+        mlp.gate.rule = replace(rule, **change)
+        assert step_experts(mlp, ctx) is None
+    mlp.gate.rule = replace(rule, renormalize=True)
+    assert step_experts(mlp, ctx) == StepExperts(6, 2, weighs_chosen=True, rounds_weights=True)
+    places = ((mlp, "shared_experts"), (mlp, "num_identity"), (mlp.gate, "bias"), (mlp.experts, "map"))
+    for place, name in (*places, (mlp.gate, "e_score_correction_bias"), (mlp.experts, "weighs_input")):
+        before = getattr(place, name)
+        setattr(place, name, 1)
+        assert step_experts(mlp, ctx) is None
+        setattr(place, name, before)
+    mlp.experts.down_proj.pair_delta = SimpleNamespace()
+    assert is_adapted(mlp)
+
+
+def test_stored_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given as they are stacked; inputs in an order of their own are not served."""
+    packed = Fp8OnlyWeight.of(torch.zeros(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1), (128, 128))
+    stacked = stack_experts([packed, packed], torch.bfloat16, SimpleNamespace(serves=lambda _: True))  # type: ignore[arg-type]
+    linear: Any = SimpleNamespace(packed=stacked)
+    assert at_once._weight(linear) is stacked
+    monkeypatch.setattr(tiled.TiledWeight, "keeps_inputs", False)
+    assert at_once._weight(linear) is None
 
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:

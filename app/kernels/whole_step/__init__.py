@@ -15,6 +15,7 @@ import torch
 
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.kernel_table import HOPPER, TRITON, Candidate, KernelTable, Needs
+from app.kernels.moe.stacked import StackedExperts
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,7 +44,7 @@ class StepShape:
     experts: StepExperts | None = None  # None: every token goes through the same gate, up and down
 
 
-StepWeight = torch.Tensor | StoredTiles  # in the type of x, or stored
+StepWeight = torch.Tensor | StoredTiles | StackedExperts  # in the type of x, or stored; the last of all experts
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,8 +8,10 @@ from functools import partial
 
 import torch
 
-from app.kernels.gemm.stored import BLOCK, Form
+from app.kernels.gemm.stored import BLOCK, Form, StoredTiles
+from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.launch import next_power_of_2
+from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import StepWeight
 
 MOST_STAGES = 12  # of the ring that weights are copied into
@@ -35,12 +37,13 @@ def _is_bf16(weight: StepWeight) -> bool:
 
 def _is_stored(weight: StepWeight, form: Form, *, by_blocks: bool = False) -> bool:
     """True if kernels find such numbers, and a scale for each row or for each block of 128 rows and inputs."""
-    if isinstance(weight, torch.Tensor) or weight.form != form or weight.offsets is not None:
+    tiles = tiles_of(weight)
+    if tiles is None or tiles.form != form or tiles.offsets is not None:
         return False
-    is_even = weight.block == BLOCK and weight.size % BLOCK == 0 and weight.scales.dtype == torch.float32
+    is_even = tiles.block == BLOCK and tiles.size % BLOCK == 0 and tiles.scales.dtype == torch.float32
     if by_blocks:
-        return is_even and weight.group == weight.scale_rows == BLOCK and weight.shape[0] % BLOCK == 0
-    return is_even and weight.scales_of_block == 0
+        return is_even and tiles.group == tiles.scale_rows == BLOCK and weight.shape[-2] % BLOCK == 0
+    return is_even and tiles.scales_of_block == 0
 
 
 def _rows(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, int]:
@@ -50,12 +53,12 @@ def _rows(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, int]
 
 def _blocks(groups: int, group: int, lines: int, of_stage: int) -> tuple[int, int]:
     """A number for each line of a group of rows."""
-    return next_power_of_2(groups * lines // of_stage), of_stage
+    return next_power_of_2(groups * -(-lines // of_stage)), of_stage
 
 
 def _is_of_nibbles(weight: StepWeight, sides: tuple[torch.dtype, ...]) -> bool:
     """True if a scale, and an offset if there are any, stand beside each block, in these types."""
-    if isinstance(weight, torch.Tensor) or (weight.form, weight.block, weight.group) != ("nibble", BLOCK, BLOCK):
+    if not isinstance(weight, StoredTiles) or (weight.form, weight.block, weight.group) != ("nibble", BLOCK, BLOCK):
         return False
     found = (weight.scales.dtype,) if weight.offsets is None else (weight.scales.dtype, weight.offsets.dtype)
     return weight.size % BLOCK == 0 and weight.scale_rows == 1 and found == sides
@@ -87,13 +90,25 @@ def form_of(weights: Iterable[StepWeight]) -> StepForm | None:
     return found.pop() if len(found) == 1 else None
 
 
+def tiles_of(weight: StepWeight) -> StoredTiles | None:
+    """Tells how a weight is stored; of experts tensors have one dimension more. None: it is not."""
+    if isinstance(weight, StackedExperts):
+        return weight.packed.stored if isinstance(weight.packed, TiledWeight) else None
+    return None if isinstance(weight, torch.Tensor) else weight
+
+
 def words_of(weight: StepWeight) -> torch.Tensor:
-    """Returns [N, words], which the copy engine reads."""
-    return weight if isinstance(weight, torch.Tensor) else weight.words
+    """Returns [N, words], which the copy engine reads; of experts one behind the other."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    tiles = tiles_of(weight)
+    assert tiles is not None
+    return tiles.words
 
 
 def beside(weight: StepWeight) -> tuple[torch.Tensor, ...]:
     """Returns the tensors that stand beside it."""
-    if isinstance(weight, torch.Tensor):
+    tiles = tiles_of(weight)
+    if tiles is None:
         return ()
-    return (weight.scales,) if weight.offsets is None else (weight.scales, weight.offsets)
+    return (tiles.scales,) if tiles.offsets is None else (tiles.scales, tiles.offsets)

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from app.kernels.whole_step.gluon_attend import LOG2E
 from app.kernels.whole_step.gluon_copies import WIDE, copy_rows, thread_barrier
-from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, store_chunk
+from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, keep_scales, store_chunk
 
 
 @gluon.jit
@@ -49,15 +49,76 @@ def scored(
 
 
 @gluon.jit
-def weights_of(p_weights, o_act, F: gl.constexpr, TOP: gl.constexpr):
+def weights_of(p_choice, o_act, F: gl.constexpr, TOP: gl.constexpr):
     """Weights of the experts that these numbers, of F for each chosen one, belong to."""
-    return gl.load(p_weights + gl.minimum(o_act // F, TOP - 1), cache_modifier=".cg")
+    return gl.load(p_choice + gl.minimum(o_act // F, TOP - 1), cache_modifier=".cg")
 
 
 @gluon.jit
-def choose(p_scores, p_weights, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
+def scales_of_chosen(
+    p_base, at_gate, at_down, p_ids, scale_smem, i_p, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr,
+    KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr,
+    TOP: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Keeps those of the chosen experts' gate and up, and returns those of their down."""
+    if FORM == "bf16":
+        b_scales = 0
+    else:
+        b_gate = gate_scales(p_base, at_gate, p_ids, i_p, H, F, PROGRAMS, KEPT_ROWS, KEPT, GROUP, CL, WARPS, TOP)
+        keep_scales(b_gate, scale_smem, FORM)
+        thread_barrier()
+        b_scales = down_scales(p_base, at_down, p_ids, i_p, H, F, PROGRAMS, KEPT_ROWS, KEPT, GROUP, CL, WARPS, TOP)
+    return b_scales
+
+
+@gluon.jit
+def gate_scales(
+    p_base, at, p_ids, i_p, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, KEPT_ROWS: gl.constexpr,
+    KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, TOP: gl.constexpr,
+):  # fmt: skip
+    """Scales of this program's groups of gate and up, as `scales_ahead` gives them."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
+    PAIRS: gl.constexpr = TOP * F // (PROGRAMS * GROUP)
+    CHUNKS: gl.constexpr = H // (CL * BLOCK)
+    o_r = gl.arange(0, KEPT_ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    o_g = o_r // CHUNKS
+    o_pair = gl.minimum(i_p * PAIRS + o_g // 2, TOP * F // GROUP - 1)
+    o_row = o_pair % (F // GROUP) * GROUP + o_g % 2 * F
+    o_l = (o_r % CHUNKS * CL)[:, None] + gl.arange(0, KEPT, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    return block_scales(p_base, at, p_ids, o_pair // (F // GROUP), o_row, o_l, o_g < 2 * PAIRS, 2 * F, H)
+
+
+@gluon.jit
+def down_scales(
+    p_base, at, p_ids, i_p, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, KEPT_ROWS: gl.constexpr,
+    KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, TOP: gl.constexpr,
+):  # fmt: skip
+    """The same of its groups of down."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
+    GROUPS: gl.constexpr = H // (PROGRAMS * GROUP) * TOP
+    CHUNKS: gl.constexpr = (F + CL * BLOCK - 1) // (CL * BLOCK)
+    o_r = gl.arange(0, KEPT_ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    # A group of rows is multiplied with all experts' numbers, one behind the other.
+    o_g = o_r // CHUNKS
+    o_row = i_p * (H // PROGRAMS) + gl.minimum(o_g, GROUPS - 1) // TOP * GROUP
+    o_l = (o_r % CHUNKS * CL)[:, None] + gl.arange(0, KEPT, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    return block_scales(p_base, at, p_ids, o_g % TOP, o_row, o_l, o_g < GROUPS, H, F)
+
+
+@gluon.jit
+def block_scales(p_base, at, p_ids, o_k, o_row, o_l, m_r, N: gl.constexpr, K: gl.constexpr):
+    """Scales of rows of the chosen experts' weights [N, K], and of blocks o_l of K; those there are not are 0."""
+    b_expert = gl.load(p_ids + o_k, cache_modifier=".cg").to(gl.int32)
+    o = (b_expert * (K // BLOCK * (N // BLOCK)) + o_row // BLOCK)[:, None] + o_l * (N // BLOCK)
+    p_scales = (p_base + at * 8).to(gl.pointer_type(gl.float32), bitcast=True)
+    return gl.load(p_scales + o, mask=m_r[:, None] & (o_l < K // BLOCK), other=0.0)
+
+
+@gluon.jit
+def choose(p_scores, p_choice, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
            ROUNDS_WEIGHTS: gl.constexpr):  # fmt: skip
-    """One warp: waits for all scores; the best TOP experts, the best first, and writes their weights."""
+    """One warp: waits for all scores; the best TOP experts, the best first. Writes their weights, and
+    behind these their numbers."""
     SCORES: gl.constexpr = gl.BlockedLayout([BE // 32 if BE > 32 else 1], [32], [1], [0])
     CHOICE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     o_e = gl.arange(0, BE, layout=SCORES)
@@ -74,11 +135,13 @@ def choose(p_scores, p_weights, E: gl.constexpr, BE: gl.constexpr, TOP: gl.const
     top = score_of(best)
     b_best = gl.zeros([TOP], gl.float32, CHOICE) + top
     ids = gl.tuple((65535 - (best & 65535),))
+    b_ids = gl.zeros([TOP], gl.float32, CHOICE) + ids[0].to(gl.float32)
     for k in gl.static_range(1, TOP):
         b_keys = gl.where(b_keys == best, -2147483648, b_keys)
         best = gl.max(b_keys, 0)
         b_best = gl.where(o_k == k, score_of(best), b_best)
         ids = ids + gl.tuple((65535 - (best & 65535),))
+        b_ids = gl.where(o_k == k, ids[k].to(gl.float32), b_ids)
     b_weights = gl.exp2((b_best - top) * LOG2E)
     if OF_CHOSEN:
         total = gl.sum(b_weights, 0)
@@ -88,7 +151,8 @@ def choose(p_scores, p_weights, E: gl.constexpr, BE: gl.constexpr, TOP: gl.const
     b_weights = b_weights / total
     if ROUNDS_WEIGHTS:
         b_weights = b_weights.to(gl.bfloat16).to(gl.float32)
-    gl.store(p_weights + o_k, b_weights)
+    gl.store(p_choice + o_k, b_weights)
+    gl.store(p_choice + TOP + o_k, b_ids)
     return ids
 
 
@@ -101,7 +165,7 @@ def score_of(key):
 
 @gluon.jit
 def copy_experts(
-    d_lines, pieces, ready, free, i, chosen, gate, down, p_scores, p_weights, i_p, H: gl.constexpr, F: gl.constexpr,
+    d_lines, pieces, ready, free, i, chosen, gate, down, p_scores, p_choice, i_p, H: gl.constexpr, F: gl.constexpr,
     GROUP: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr,
     OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
@@ -112,7 +176,7 @@ def copy_experts(
     PAIRS: gl.constexpr = TOP * F // (PROGRAMS * GROUP)
     OF_ONE: gl.constexpr = F // GROUP
     OWN: gl.constexpr = H // PROGRAMS
-    ids = choose(p_scores, p_weights, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS)
+    ids = choose(p_scores, p_choice, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS)
     thread_barrier()
     mbarrier.arrive(chosen, count=1)
     for g in range(i_p * PAIRS, (i_p + 1) * PAIRS):

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from app.kernels.quick_launch import quick_launch
 from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended
 from app.kernels.whole_step.gluon_copies import WIDE, D, copy_context, copy_rows, thread_barrier
-from app.kernels.whole_step.gluon_experts import copy_experts, scored, weights_of
+from app.kernels.whole_step.gluon_experts import copy_experts, scales_of_chosen, scored, weights_of
 from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, group_of, keep_scales, scales_ahead, store_chunk
 from app.kernels.whole_step.gluon_nibbles import arrivals, is_of_nibbles
 
@@ -49,7 +49,7 @@ def signal(p_counter):
 
 @gluon.jit
 def rows_of(
-    x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS: gl.constexpr, CHUNKS: gl.constexpr,
+    x_smem, w_smem, scale_smem, ready, free, out_smem, i, GROUPS, CHUNKS: gl.constexpr,
     GROUP: gl.constexpr, CL: gl.constexpr, OWN_LINES: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
     FORM: gl.constexpr, PAIRS: gl.constexpr = False,
 ):  # fmt: skip
@@ -110,8 +110,15 @@ def taken(
 
 
 @gluon.jit
+def heads_of(i_p, GROUPS: gl.constexpr, PROGRAMS: gl.constexpr):
+    """A program's first group of rows of query, key and value, and how many it has: as even as can be."""
+    first = i_p * GROUPS // PROGRAMS
+    return first, (i_p + 1) * GROUPS // PROGRAMS - first
+
+
+@gluon.jit
 def copy_partition(
-    d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores, p_weights, i_p,
+    d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores, p_choice, i_p,
     NL, H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
     PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
     S: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
@@ -119,20 +126,21 @@ def copy_partition(
 ):  # fmt: skip
     """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
     pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
-    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
+    QKV: gl.constexpr = (QH + 2 * KH) * D
     OWN: gl.constexpr = H // PROGRAMS
     FP: gl.constexpr = F // PROGRAMS
     LINE: gl.constexpr = WIDE * PARTS  # numbers of a weight
     AHEAD: gl.constexpr = 4 if E > 0 else STAGES  # stages on their way; of layers without experts not measured
     i = 0
     pos = gl.maximum(gl.load(p_len) - 1, 0)
+    first, groups = heads_of(i_p, QKV // GROUP, PROGRAMS)
     for layer in range(NL):
         p_own, p_sides = p_lines + layer * 5, p_near + layer * (6 + 4 * SIDES) + 6
         qkv, output, gate, down = gl.load(p_own), gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3)
         cache = gl.load(p_own + 4)
         i = copy_rows(
-            d_lines, pieces, ready, free, i, qkv, i_p * QKV, H // LINE, GROUP, CL, QKV // GROUP, 0, STAGES, AHEAD,
-            FORM, PROGRAMS * QKV, p_base, p_sides, scale_smem,
+            d_lines, pieces, ready, free, i, qkv, first * GROUP, H // LINE, GROUP, CL, groups, 0, STAGES, AHEAD,
+            FORM, QKV, p_base, p_sides, scale_smem,
         )  # fmt: skip
         i = copy_context(
             d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, AHEAD, S, FORM
@@ -143,8 +151,9 @@ def copy_partition(
         )  # fmt: skip
         if E > 0:
             i = copy_experts(
-                d_lines, pieces, ready, free, i, chosen, gate, down, p_scores + layer % 2 * E, p_weights + i_p * TOP,
-                i_p, H, F, GROUP, CL, PARTS, PROGRAMS, STAGES, AHEAD, FORM, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
+                d_lines, pieces, ready, free, i, chosen, gate, down, p_scores + layer % 2 * E,
+                p_choice, i_p, H, F, GROUP, CL, PARTS, PROGRAMS, STAGES, AHEAD, FORM, E, BE, TOP,
+                OF_CHOSEN, ROUNDS_WEIGHTS,
             )  # fmt: skip
         else:
             i = copy_rows(
@@ -160,7 +169,7 @@ def copy_partition(
 @gluon.jit
 def multiply_partition(
     w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden, p_between,
-    p_qkv, p_parts, p_sums, p_act, p_scores, p_weights, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
+    p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
     stride_block,
     H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
     PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
@@ -173,7 +182,8 @@ def multiply_partition(
     R1: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     K: gl.constexpr = CL * WIDE * PARTS
     NEAR: gl.constexpr = 6 + 4 * SIDES
-    QKV: gl.constexpr = (QH + 2 * KH) * D // PROGRAMS
+    QKV: gl.constexpr = (QH + 2 * KH) * D
+    MOST: gl.constexpr = (QKV // GROUP + PROGRAMS - 1) // PROGRAMS  # groups of it
     OWN: gl.constexpr = H // PROGRAMS
     FP: gl.constexpr = TOP * F // PROGRAMS
     STEP: gl.constexpr = K if F > K else F  # what a stage of down has, of one expert
@@ -184,12 +194,13 @@ def multiply_partition(
     o_own = i_p * OWN + gl.arange(0, OWN, layout=R1)
     pos = gl.maximum(gl.load(p_len) - 1, 0)
     b_res = gl.load(p_hidden + o_own).to(gl.float32)
+    first, groups = heads_of(i_p, QKV // GROUP, PROGRAMS)
     at_norm = gl.load(p_near)
     at_qkv = at_norm
     if SIDES > 0:
         at_qkv = gl.load(p_near + 6)
     scales = scales_ahead(
-        p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL,
+        p_base, at_qkv, first * GROUP, 0, MOST, H // K, QKV, KEPT_ROWS, KEPT, GROUP, CL,
         WARPS, FORM,
     )  # fmt: skip
     i = 0  # stages
@@ -213,10 +224,10 @@ def multiply_partition(
             p_base, at_output, i_p * OWN, 0, OWN // GROUP, QH * D // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
         i = rows_of(
-            x_smem, w_smem, scale_smem, ready, free, out_smem, i, QKV // GROUP, H // K, GROUP, CL, CL, STAGES, WARPS,
+            x_smem, w_smem, scale_smem, ready, free, out_smem, i, groups, H // K, GROUP, CL, CL, STAGES, WARPS,
             FORM,
         )  # fmt: skip
-        gl.store(p_qkv + i_p * QKV + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < QKV)
+        gl.store(p_qkv + first * GROUP + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < groups * GROUP)
         signal(p_counters)
         keep_scales(scales, scale_smem, FORM)
         p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
@@ -232,9 +243,10 @@ def multiply_partition(
         mbarrier.wait(go, n & 1)
         n += 1
         attended(p_parts, p_sums, x_smem, scale_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS, FORM)
-        scales = scales_ahead(
-            p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
-        )  # fmt: skip
+        if E == 0:
+            scales = scales_ahead(
+                p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+            )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, QH * D // K, GROUP, CL, CL, STAGES,
             WARPS, FORM,
@@ -259,14 +271,18 @@ def multiply_partition(
                 E, FORM,
             )  # fmt: skip
             mbarrier.wait(chosen, layer & 1)
-            b_weight = weights_of(p_weights + i_p * TOP, i_p * FP + o_row, F, TOP)
+            b_weight = weights_of(p_choice, i_p * FP + o_row, F, TOP)
+            scales = scales_of_chosen(
+                p_base, at_gate, at_down, p_choice + TOP, scale_smem, i_p, H, F, PROGRAMS, KEPT_ROWS, KEPT, GROUP, CL,
+                WARPS, TOP, FORM,
+            )  # fmt: skip
         else:
             mbarrier.wait(go, n & 1)
             rms = normed(p_between, norms, x_smem, scale_smem, eps, H // K, CL, PARTS, XB, H, FORM)
+            scales = scales_ahead(
+                p_base, at_down, i_p * OWN, 0, OWN // GROUP, F // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+            )  # fmt: skip
         n += 1
-        scales = scales_ahead(
-            p_base, at_down, i_p * OWN, 0, OWN // GROUP, F // K, H, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
-        )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, 2 * FP // GROUP, H // K, GROUP, CL, CL, STAGES, WARPS,
             FORM, True,
@@ -286,7 +302,7 @@ def multiply_partition(
             gl.store(p_scores + layer % 2 * E + i_p, float("nan"), mask=i_p < E)
         taken(p_act, x_smem, scale_smem, STEP, TOP * F // STEP, CL, PARTS, XB, FORM)
         scales = scales_ahead(
-            p_base, at_qkv, i_p * QKV, 0, QKV // GROUP, H // K, PROGRAMS * QKV, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
+            p_base, at_qkv, first * GROUP, 0, MOST, H // K, QKV, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
         )  # fmt: skip
         i = rows_of(
             x_smem, w_smem, scale_smem, ready, free, out_smem, i, OWN // GROUP, TOP * F // STEP, GROUP, CL,
@@ -307,7 +323,7 @@ def multiply_partition(
 @gluon.jit(do_not_specialize=["NL"])
 def whole_step_kernel(
     d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_scores,
-    p_weights, p_counters, p_table, p_slot, p_len, p_cos, p_sin, NL, eps, scale, stride_block,
+    p_choices, p_counters, p_table, p_slot, p_len, p_cos, p_sin, NL, eps, scale, stride_block,
     H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
     PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
@@ -329,6 +345,7 @@ def whole_step_kernel(
     MOST: gl.constexpr = DOWN if DOWN > QH * D else QH * D
     WAITS: gl.constexpr = 5  # of a layer, in which all programs wait for each other
     i_p = gl.program_id(0)
+    p_choice = p_choices + i_p * (2 * TOP)  # weights of the chosen experts, and their numbers
     w_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, GROUP * CL, WIDE], d_lines.layout)
     x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
     out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -348,13 +365,13 @@ def whole_step_kernel(
         [
             (multiply_partition, (
                 w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden,
-                p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_weights, p_counters, p_slot, p_len, p_cos, p_sin,
+                p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin,
                 i_p, NL, eps, scale, stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS, KEPT, PROGRAMS,
                 STAGES, SPLITS, S, QK_NORM, WARPS, FORM, E, TOP,
             )),
             (copy_partition, (
                 d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores,
-                p_weights, i_p, NL, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, FORM, E, BE,
+                p_choice, i_p, NL, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, FORM, E, BE,
                 TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
             )),
             (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),

@@ -11,13 +11,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
-from app.kernels.whole_step.forms import BF16, FORMS, MOST_STAGES, StepForm, beside, form_of, words_of
+from app.kernels.whole_step.forms import BF16, FORMS, FP8_BLOCKS, MOST_STAGES, StepForm, beside, form_of, words_of
 from app.kernels.whole_step.gluon_copies import WIDE, D
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
 PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
+LINES = 16  # of a row, in a stage, at most
 LINE = 128  # bytes, in which the copy engine counts
 NEAR = 16  # bytes, in which plain loads count
 _STAGE_BYTES = MOST_STAGES * BOXES * LINE  # of a program
@@ -53,27 +54,30 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
         return None
     if s.heads > programs or s.heads % s.kv_heads:
         return None
-    if s.experts is not None and not (form is BF16 and _chooses(s.experts, programs)):
+    if s.experts is not None and not (form in (BF16, FP8_BLOCKS) and _chooses(s.experts, programs)):
         return None
-    lines = next((lines for lines in form.lines if _is_even(shape, form, lines, programs)), None)
-    if lines is None:
+    sizes = [(lines, BOXES // lines) for lines in form.lines]
+    if s.experts is not None:  # whose rows may be short: half as many lines are a stage, too
+        sizes = [*sizes[:1], *((lines, group // 2) for lines, group in sizes if lines < LINES), *sizes[1:]]
+    fitting = ((lines, group) for lines, group in sizes if _is_even(shape, form, lines, group, programs))
+    lines, group = next(fitting, (0, 0))
+    if not lines:
         return None
     most = lines * WIDE.value * form.parts
     if 2 * max(read, _chosen(s) * max(s.intermediate, most if s.experts else 0)) > _X_BYTES:
         return None
-    group = BOXES // lines
     kept = _kept(shape, form, lines, group, programs)
-    stages = (_STAGE_BYTES - max(0, 4 * kept[0] * kept[1] - _SPARE_BYTES)) // (BOXES * LINE)
+    stages = (_STAGE_BYTES - max(0, 4 * kept[0] * kept[1] - _SPARE_BYTES)) // (lines * group * LINE)
     return StepTile(lines, group, stages, programs // s.heads, kept)
 
 
-def _is_even(shape: StepShape, form: StepForm, lines: int, programs: int) -> bool:
+def _is_even(shape: StepShape, form: StepForm, lines: int, group: int, programs: int) -> bool:
     """True if rows part evenly into groups, and their lines into stages."""
     s = shape
     read = s.heads * s.head_dim
     line = WIDE.value * form.parts
-    written = (read + 2 * s.kv_heads * s.head_dim, s.hidden, _chosen(s) * s.intermediate)
-    has_groups = not any(rows % (programs * BOXES // lines) for rows in written)
+    has_groups = not any(rows % (programs * group) for rows in (s.hidden, _chosen(s) * s.intermediate))
+    has_groups &= (read + 2 * s.kv_heads * s.head_dim) % group == 0
     if s.experts is not None and s.intermediate < lines * line:  # of an expert a stage holds less
         return has_groups and not any(k % (lines * line) for k in (s.hidden, read)) and s.intermediate % line == 0
     return has_groups and not any(k % (lines * line) for k in (s.hidden, read, s.intermediate))
@@ -93,11 +97,12 @@ def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: in
     """The most that is kept of a weight; see StepForm."""
     s = shape
     read, line, own = s.heads * s.head_dim, WIDE.value * form.parts, programs * group
+    chosen = _chosen(s)
     sizes = (
-        (read + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, read), (2 * s.intermediate, s.hidden),
-        (s.hidden, s.intermediate),
+        (read + 2 * s.kv_heads * s.head_dim, s.hidden), (s.hidden, read), (2 * chosen * s.intermediate, s.hidden),
+        (s.hidden * chosen, s.intermediate),
     )  # fmt: skip
-    return max(form.kept(rows // own, group, k // line, lines) for rows, k in sizes)
+    return max(form.kept(-(-rows // own), group, k // line, lines) for rows, k in sizes)
 
 
 def longest_of(shape: StepShape) -> int | None:
@@ -125,13 +130,13 @@ class PersistentStep:
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
         size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
         activated, experts = _chosen(s) * s.intermediate, s.experts or StepExperts(0, 1, False, False)
-        self._most_rows = max(size + 2 * s.kv_heads * s.head_dim, s.hidden, activated) // programs
+        self._most_rows = -(-max(size + 2 * s.kv_heads * s.head_dim, s.hidden, activated) // programs)
         self._between = torch.empty(s.hidden, dtype=bf16, device=device)
         self._qkv = torch.empty(size + 2 * s.kv_heads * s.head_dim, dtype=bf16, device=device)
         behind = max(tile.lines * WIDE.value * form.parts for form, tile in tiles.items())  # is read, and not used
         self._act = torch.zeros(activated + behind, dtype=bf16, device=device)
         self._scores = torch.full((2, max(experts.count, 1)), torch.nan, dtype=fp32, device=device)
-        self._weights = torch.empty(programs * experts.chosen, dtype=fp32, device=device)
+        self._choices = torch.empty(programs, 2, experts.chosen, dtype=fp32, device=device)
         self._choice = {
             "E": experts.count, "BE": next_power_of_2(max(experts.count, 1)), "TOP": experts.chosen,
             "OF_CHOSEN": experts.weighs_chosen, "ROUNDS_WEIGHTS": experts.rounds_weights,
@@ -154,12 +159,12 @@ class PersistentStep:
         )
         whole_step_kernel[(self._programs,)](
             lines, places.base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
-            self._act, self._scores, self._weights, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
-            token.sin, len(layers),
-            s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads, F=s.intermediate,
+            self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
+            token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads,
+            F=s.intermediate,
             GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
             KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, S=size,
-            QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(self._most_rows // tile.group),
+            QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(-(-self._most_rows // tile.group)),
             FORM=form.name, **self._choice, num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
         return x

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from app.kernels.fused.reference import rotate
+from app.kernels.gemm.stored import StoredTiles
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 
 
@@ -29,10 +30,7 @@ def _activated(x: torch.Tensor, gate_up: StepWeight) -> torch.Tensor:
 
 
 def _of_experts(x: torch.Tensor, layer: StepLayer, experts: StepExperts) -> torch.Tensor:
-    gate_up, down = layer.gate_up, layer.down
     assert layer.router is not None
-    assert isinstance(gate_up, torch.Tensor)
-    assert isinstance(down, torch.Tensor)
     scores = (x.float() @ layer.router.float().t()).to(x.dtype).float().flatten()
     order: list[int] = scores.sort(descending=True, stable=True).indices.tolist()
     chosen = order[: experts.chosen]
@@ -40,14 +38,21 @@ def _of_experts(x: torch.Tensor, layer: StepLayer, experts: StepExperts) -> torc
     weights = weights.to(x.dtype).float() if experts.rounds_weights else weights
     total = torch.zeros_like(x, dtype=torch.float32)
     for weight, expert in zip(weights, chosen, strict=True):
-        total += _product((_activated(x, gate_up[expert]) * weight).to(x.dtype), down[expert]).float()
+        given = (_activated(x, _one(layer.gate_up, expert)) * weight).to(x.dtype)
+        total += _product(given, _one(layer.down, expert)).float()
     return total.to(x.dtype)
+
+
+def _one(weight: StepWeight, expert: int) -> StepWeight:
+    assert not isinstance(weight, StoredTiles)
+    return weight[expert] if isinstance(weight, torch.Tensor) else weight.one(expert).stored
 
 
 def _product(x: torch.Tensor, weight: StepWeight) -> torch.Tensor:
     """x W^T; in fp32 if the weight is stored."""
     if isinstance(weight, torch.Tensor):
         return x @ weight.t()
+    assert isinstance(weight, StoredTiles)
     return (x.float() @ weight.dequantize().t()).to(x.dtype)
 
 

@@ -9,12 +9,13 @@ import torch
 
 from app.kernels.gemm import int8
 from app.kernels.gemm.fp8 import Fp8Weight
-from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
-from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, persistent
+from app.kernels.moe.stacked import StackedExperts
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
@@ -48,7 +49,7 @@ def layers_of(shape: StepShape, num_layers: int, device: torch.device = CPU, for
         found = [one.view(shape) for one, shape in zip(part.split(counts), sizes, strict=True)]
         for weight in found[:4]:
             weight.mul_(weight.shape[-1] ** -0.5)
-        qkv, output, gate_up, down = (weight if form is BF16 else in_bytes(weight, form) for weight in found[:4])
+        qkv, output, gate_up, down = (stored(weight, form) for weight in found[:4])
         cache, router, norm, mlp_norm, query, key = found[4:]
         if s.experts is not None:
             router.copy_(scoring(router[0], s.experts.count))
@@ -58,8 +59,30 @@ def layers_of(shape: StepShape, num_layers: int, device: torch.device = CPU, for
     return layers
 
 
+def stored(weight: torch.Tensor, form: StepForm) -> StepWeight:
+    """The weight in a form, in its own memory."""
+    if form is BF16:
+        return weight
+    if weight.dim() == 2:
+        return in_place(in_bytes(weight, form), weight)
+    each = [in_bytes(one, form) for one in weight]
+    words, scales = (torch.stack([getattr(one, name) for one in each]) for name in ("words", "scales"))
+    tiles = in_place(replace(each[0], words=words, scales=scales), weight)
+    return StackedExperts(Fp8OnlyWeight(tiles), (len(weight), *weight.shape[1:]))
+
+
+def in_place(tiles: StoredTiles, weight: torch.Tensor) -> StoredTiles:
+    """The same in the memory of the weight."""
+    first, second = weight.view(-1).chunk(2)
+    words = first.view(torch.int16).view_as(tiles.words)
+    scales = second[: 2 * tiles.scales.numel()].view(torch.float32).view_as(tiles.scales)
+    words.copy_(tiles.words)
+    scales.copy_(tiles.scales)
+    return replace(tiles, words=words, scales=scales)
+
+
 def in_bytes(weight: torch.Tensor, form: StepForm) -> StoredTiles:
-    """The weight in 8 bits, in its own memory."""
+    """The weight in 8 bits."""
     made: TiledWeight
     if form is FP8_BLOCKS:
         rows, size = weight.shape
@@ -72,13 +95,7 @@ def in_bytes(weight: torch.Tensor, form: StepForm) -> StoredTiles:
         made = Int8Weight.of(codes.to(torch.int8), scales)
     else:
         made = Fp8Weight.quantize(weight)
-    tiles = made.stored
-    first, second = weight.view(-1).chunk(2)
-    words = first.view(torch.int16).view_as(tiles.words)
-    scales = second[: 2 * tiles.scales.numel()].view(torch.float32).view_as(tiles.scales)
-    words.copy_(tiles.words)
-    scales.copy_(tiles.scales)
-    return replace(tiles, words=words, scales=scales)
+    return made.stored
 
 
 def scoring(direction: torch.Tensor, count: int) -> torch.Tensor:
@@ -115,7 +132,8 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
         (QWEN, BF16, StepTile(16, 8, 12, 8, (1, 4))),
         (QWEN, INT8, None),
         (EXPERTS, BF16, StepTile(16, 8, 12, 4, (1, 4))),
-        (EXPERTS, FP8_BLOCKS, None),
+        (EXPERTS, FP8_BLOCKS, StepTile(8, 16, 12, 4, (16, 8))),
+        (EXPERTS, INT8, None),
         (replace(EXPERTS, intermediate=1408), BF16, None),
         (replace(EXPERTS, experts=StepExperts(256, 8, weighs_chosen=True, rounds_weights=True)), BF16, None),
         (replace(EXPERTS, experts=StepExperts(128, 6, weighs_chosen=True, rounds_weights=True)), BF16, None),
@@ -194,11 +212,46 @@ def test_weights_of_8_bits(
         assert_near(one.cache, truth.cache)
 
 
+def test_rows_of_heads_that_part_unevenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have one group of query, key and value, or two."""
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    shape, token = replace(SMALL, heads=1, kv_heads=1), token_at(40, SMALL)
+    step = PersistentStep(shape, {BF16: StepTile(2, 16, 3, 2, (1, 4))}, CPU, 16)
+    x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    exact, layers = layers_of(shape, 2), layers_of(shape, 2)
+    expected, found = whole_step(x, exact, token, shape), step.run(x.clone(), layers, token)
+    assert found is not None
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("width", [128, 512])
+def test_experts_of_8_bits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts whose rows are half of a stage, and two stages."""
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    choice = StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)
+    shape = replace(SMALL, intermediate=width, experts=choice)
+    step = PersistentStep(shape, {FP8_BLOCKS: StepTile(2, 8, 3, 2, (128, 2))}, CPU, 8)
+    x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    exact, layers = layers_of(shape, 2, form=FP8_BLOCKS), layers_of(shape, 2, form=FP8_BLOCKS)
+    token = token_at(32, shape)
+    expected, found = whole_step(x, exact, token, shape), step.run(x.clone(), layers, token)
+    assert found is not None
+    assert_near(found, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(
     ("shape", "form"),
-    [(LLAMA, BF16), (QWEN, BF16), (LLAMA, INT8), (LLAMA, FP8), (LLAMA, FP8_BLOCKS), (EXPERTS, BF16)],
+    [
+        (LLAMA, BF16),
+        (QWEN, BF16),
+        (LLAMA, INT8),
+        (LLAMA, FP8),
+        (LLAMA, FP8_BLOCKS),
+        (EXPERTS, BF16),
+        (EXPERTS, FP8_BLOCKS),
+    ],
     ids=lambda one: f"{one.hidden}" if isinstance(one, StepShape) else one.name,
 )
 def test_on_a_gpu(shape: StepShape, form: StepForm) -> None:
