@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from app.kernels.whole_step.gluon_copies import WIDE, D, split_of, thread_barrier
 from app.kernels.whole_step.gluon_forms import all_stored, store_chunk
+from app.kernels.whole_step.gluon_ring import release
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -22,14 +23,6 @@ def turned(b_a, b_b, b_norm, b_other, b_cos, b_sin, eps, QK_NORM: gl.constexpr):
         b_a = (b_a * rms * b_norm.to(gl.float32)).to(gl.bfloat16).to(gl.float32)
         b_b = (b_b * rms * b_other.to(gl.float32)).to(gl.bfloat16).to(gl.float32)
     return (b_a * b_cos + b_b * b_sin).to(gl.bfloat16).to(gl.float32)
-
-
-@gluon.jit
-def release(free):
-    """Lets the copy engine write where plain loads have read. These may still be on their way when the threads' barrier
-    is passed, which is soon enough for plain stores, not for the copy engine's: so a fence waits for them."""
-    fence_async_shared()
-    mbarrier.arrive(free, count=1)
 
 
 @gluon.jit

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from app.kernels.gemm.gluon_packed import unpack
+from app.kernels.whole_step.gluon_ring import release
 
 COLUMNS = gl.constexpr(8)  # blocks of the vector that a block of a row meets
 RUN = gl.constexpr(32)  # words of a block, each of PARTS codes
@@ -143,7 +144,7 @@ def nibble_group(
             b_x = x_smem.index(c * PARTS + j).reshape([DEEP, COLUMNS, RUN]).permute((0, 2, 1)).load(B)
             b_part = mma_v2(unpack(b_words, j, "nibble", gl.bfloat16), b_x, b_part)
         b_acc += b_part * b_scales
-        mbarrier.arrive(free.index(stage), count=1)  # behind what reads the stage: see `byte_group`
+        release(free.index(stage))
         i += 1
     o_m = gl.arange(0, M, layout=gl.SliceLayout(1, gl.SliceLayout(0, MMA)))
     o_n = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, gl.SliceLayout(0, MMA)))
