@@ -3,7 +3,8 @@
 Random weights route unevenly, and in every engine otherwise: so engines are compared with this on both sides (in vLLM
 VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random). A gate computes as always; then a part of a table stands in the
 place of what it has chosen, in each layer another part, without a launch of its own. Padding goes to experts too:
-batches should have the size of a graph.
+batches should have the size of a graph. A step of one token whose layers are one launch (`app/kernels/whole_step`)
+chooses by itself: of one token experts are as many either way.
 """
 
 from __future__ import annotations
