@@ -59,8 +59,12 @@ def fault_of_agent() -> str:
     """Returns what Ray's agent needs and cannot import, to be said where Ray does not start; empty if all is well."""
     from ray._private import utils
 
-    fault = utils.get_dashboard_dependency_error()
-    return "" if fault is None else f"; Ray's agent cannot import what it needs: {fault}"
+    fault: Exception | None
+    try:
+        fault = utils.get_dashboard_dependency_error()
+    except Exception as error:  # a module of another version may fail with anything
+        fault = error
+    return "" if fault is None else f"; Ray's agent cannot import what it needs: {' '.join(str(fault).split())}"
 
 
 @contextmanager

@@ -64,9 +64,10 @@ def running() -> Iterator[None]:
         yield
         return
     folder = tempfile.mkdtemp(prefix="manta-template-")
-    try:
+    process = None
+    with suppress(OSError):  # the path is too long for a socket, or no process is to be had
         process = _begun(folder)
-    except OSError:  # the path is too long for a socket, or no process is to be had: each worker begins by itself
+    if process is None:  # each worker begins by itself
         shutil.rmtree(folder, ignore_errors=True)
         yield
         return

@@ -17,6 +17,7 @@ from ray.dashboard import optional_deps
 from app.cli import worker_template
 from app.cli.quick_ray import AGENTS_MODULES, fault_of_agent, quick_ray, step_timeout_s, variables_of_controller
 from app.cli.ray_worker import become
+from tests.limits import patience_s
 
 Replaced = tuple[Any, ...]
 
@@ -60,7 +61,7 @@ def test_the_dashboard_is_started_beside(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Node, "start_api_server", lambda *_: started.set())
     with quick_ray({}, dashboard=False):
         Node.start_api_server(SimpleNamespace())
-        started.wait()
+        assert started.wait(patience_s())
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,16 @@ def test_what_the_agent_cannot_import_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert fault_of_agent() == ""
     monkeypatch.setattr(utils, "get_dashboard_dependency_error", lambda: ImportError("no grpc"))
     assert "no grpc" in fault_of_agent()
+
+
+def test_an_agent_that_fails_with_another_error_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protobuf of another version raises a TypeError of several lines."""
+
+    def fails() -> None:
+        raise TypeError("Descriptors cannot be\n  created directly")
+
+    monkeypatch.setattr(utils, "get_dashboard_dependency_error", fails)
+    assert fault_of_agent().endswith(": Descriptors cannot be created directly")
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,16 @@ def test_a_path_too_long_for_a_socket_leaves_workers_to_themselves(
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with running():
-        assert become.FOLDER_VARIABLE not in os.environ
-        assert not list(long.iterdir()), "nothing is left behind"
+
+    def fail_within() -> None:
+        with running():
+            assert become.FOLDER_VARIABLE not in os.environ
+            assert not list(long.iterdir()), "nothing is left behind"
+            raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        fail_within()
+    assert caught.value.__context__ is None, "what fails within is told by itself"
 
 
 def test_what_is_imported_may_depend_on_the_environment(tmp_path: Path, folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""Prompts that show pictures: a page alone, and pairs of which either side may have one."""
+"""Prompts that show pictures: pages alone, and pairs of which either side may have one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from app.api.chat.media import read_apart, read_media
+from app.api.chat.media import read_apart
 from app.api.chat.media_parts import ImagePart
 from app.api.http.work_pool import TOKENISE_S_PER_CHAR, RequestWork
 from app.api.pooling.protocol import ScoredText
@@ -25,21 +25,33 @@ TOKEN_BYTES = 8  # in a prompt's list
 SHOW_S_PER_TOKEN = 3e-8  # of a core, to write a picture's token into a prompt
 
 
-async def read_page(
+async def read_pages(
     work: RequestWork,
     model: ServedModel,
     late: LateInteraction,
-    part: ImagePart,
+    parts: Sequence[ImagePart],
     limits: RequestLimits,
     room: TextRoom,
-) -> PoolingPrompt:
-    """The prompt of one page's picture."""
+) -> list[PoolingPrompt]:
+    """The prompts of pages, each a picture alone, in their order."""
+    if not parts:
+        return []
     refuse_cut(room)
-    field = part.field("")
-    pictures = await read_media(work, model, [(field, part)], limits, room)
+    fields = [part.field("") for part in parts]
+    found = await read_apart(work, model, list(zip(fields, parts, strict=True)), limits, room)
+    cost_s = SHOW_S_PER_TOKEN * sum(picture.layout.num_tokens for picture in found)
+    return await work.run(cost_s, _pages, model, late, found, fields)
+
+
+def _pages(
+    model: ServedModel, late: LateInteraction, shown: Sequence[Picture], fields: Sequence[str]
+) -> list[PoolingPrompt]:
     assert model.media is not None
-    ids, asks = picture_prompt(model.tokenizer, late, model.media, pictures, "", field)
-    return PoolingPrompt(ids, asks=asks)
+    prompts = []
+    for picture, field in zip(shown, fields, strict=True):
+        ids, asks = picture_prompt(model.tokenizer, late, model.media, [picture], "", field)
+        prompts.append(PoolingPrompt(ids, asks=asks))
+    return prompts
 
 
 async def read_pairs(

@@ -18,7 +18,7 @@ from app.api.http.json_response import json_response
 from app.api.http.work_pool import work_of
 from app.api.pooling.answer import listed, meta_of, new_id, usage
 from app.api.pooling.listwise import Ranking, ranked
-from app.api.pooling.pictures import read_page, read_pairs
+from app.api.pooling.pictures import read_pages, read_pairs
 from app.api.pooling.protocol import PoolingBody, RerankRequest, ScoredBody, ScoredText, ScoreRequest
 from app.api.pooling.run import pool
 from app.api.pooling.texts import pooled_room, pooling_of, prompted, tokenise, tokenise_late
@@ -209,11 +209,9 @@ async def _late_scores(
     documents = [before.first_of(DOCUMENT) + one.text for one in seconds.values() if one.image is None]
     prompts = await tokenise_late(work, model, late, queries, room, "query")
     texts = iter(await tokenise_late(work, model, late, documents, room, "document", asked.max_last_tokens))
-    for one in seconds.values():
-        if one.image is None:
-            prompts.append(next(texts))
-        else:
-            prompts.append(await read_page(work, model, late, one.image, limits, room))
+    images = [one.image for one in seconds.values() if one.image is not None]
+    pages = iter(await read_pages(work, model, late, images, limits, room))
+    prompts += [next(texts if one.image is None else pages) for one in seconds.values()]
     _refuse_empty(asked, dict(zip(seconds, prompts[len(firsts) :], strict=True)))
     params, names = PoolingParams(task="token_embed"), {"prompt": asked.field}
     results = await pool(client, request, body, model, prompts, params, request_id=asked.request_id, names=names)

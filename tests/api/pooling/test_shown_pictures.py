@@ -1,4 +1,4 @@
-"""Pairs with pictures: where their prompts are made, what they hold, and how many pixels one has."""
+"""Pairs with pictures, and pages: where their prompts are made, what they hold, and how many pixels one has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from app.api.chat.media_parts import ImagePart
 from app.api.http.held_bytes import HeldBytes, Holding
 from app.api.http.work_pool import RequestWork, WorkPool
 from app.api.pooling import pictures
-from app.api.pooling.pictures import read_pairs
+from app.api.pooling.pictures import read_pages, read_pairs
 from app.api.pooling.protocol import ScoredText
 from app.config.limits import RequestLimits
 from app.errors import InvalidRequestError
 from app.media.picture import Picture
 from app.media.reader import MediaReader
+from app.records.late_interaction import LateInteraction
 from app.text.pair_template import _QWEN3_VL
 from app.text.pooling_prompt import PoolingPrompt
 from app.text.prompt_size import TextRoom
@@ -78,18 +79,23 @@ def test_many_short_documents_beside_a_picture_are_not_written_on_the_event_loop
     assert all(name.startswith("work") for name in threads)
 
 
-def test_pictures_of_many_prompts_are_read_side_by_side(
-    path: Path, own_reader: MediaReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first two are both under way before either is done; they stand where they were asked for."""
-    meeting, began, plain = threading.Barrier(2), itertools.count(), own_reader.read
+def let_two_meet(own: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two reads are both under way before either is done."""
+    meeting, began, plain = threading.Barrier(2), itertools.count(), own.read
 
     def met(*arguments: Any) -> Picture:
         if next(began) < 2:
             meeting.wait(patience_s())
         return plain(*arguments)
 
-    monkeypatch.setattr(own_reader, "read", met)
+    monkeypatch.setattr(own, "read", met)
+
+
+def test_pictures_of_many_prompts_are_read_side_by_side(
+    path: Path, own_reader: MediaReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand where they were asked for."""
+    let_two_meet(own_reader, monkeypatch)
     others = [shown(file_of(picture(40 + 30 * seed, 40, seed)), f"documents.{seed}.image") for seed in range(5)]
     together = read(path, own_reader, others, threads=3)
     monkeypatch.undo()
@@ -97,6 +103,25 @@ def test_pictures_of_many_prompts_are_read_side_by_side(
     assert [prompt.token_ids for prompt in together] == [prompt.token_ids for prompt in apart]
     digests = [[[item.digest for item in prompt.asks[0].items] for prompt in prompts] for prompts in (together, apart)]
     assert digests[0] == digests[1]
+
+
+def test_pages_are_read_side_by_side(path: Path, own_reader: MediaReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand where they were asked for."""
+    let_two_meet(own_reader, monkeypatch)
+    late, work = LateInteraction(picture=f"{START}{PAD}{END}"), RequestWork(WorkPool(3))
+    pages = [shown(file_of(picture(40 + 30 * seed, 40, seed)), f"documents.{seed}.image").image for seed in range(5)]
+
+    def prompts(*parts: ImagePart | None) -> list[PoolingPrompt]:
+        given = [part for part in parts if part is not None]
+        return run(read_pages(work, seeing(path, own_reader), late, given, RequestLimits(), ROOM))
+
+    together = prompts(*pages)
+    monkeypatch.undo()
+    apart = [prompt for page in pages for prompt in prompts(page)]
+    assert [prompt.token_ids for prompt in together] == [prompt.token_ids for prompt in apart]
+    digests = [[prompt.asks[0].items[0].digest for prompt in prompts] for prompts in (together, apart)]
+    assert digests[0] == digests[1]
+    assert len({*digests[0]}) == len(pages)
 
 
 def test_a_refused_picture_leaves_nothing_of_the_others_held(
