@@ -26,8 +26,11 @@ class EngineModel(Layer, ABC):
     # Whether PEFT takes inputs and outputs of its layers' experts for each other (loading/adapter_experts.py).
     swaps_expert_adapters: bool = False
 
-    # Tokens of context up to which a step of one token computes all layers at once; None: whatever their number.
-    longest_at_once: int | None = None
+    @property
+    def longest_at_once(self) -> int | None:
+        """Tokens of context up to which a step of one token computes all layers at once, known once there are weights;
+        None: whatever their number."""
+        return None
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

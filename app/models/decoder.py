@@ -143,8 +143,6 @@ class CausalLM(EngineModel):
         super().__init__()
         self.decoder_settings = s = readable(self.settings, info)
         self.model = Decoder(ctx, s, self.ropes(info, s, ctx.max_model_len), self.blocks_of(info))
-        whole_step = self.model.whole_step
-        self.longest_at_once = None if whole_step is None else whole_step.longest
         last = ctx.groups.is_last_stage
         size = s.embedding_size or s.hidden_size
         self.lm_head = LMHead(ctx, s.vocab_size, size, s.head_bias) if last else None
@@ -152,6 +150,11 @@ class CausalLM(EngineModel):
         if self.tied and self.lm_head is not None:
             assert self.model.embed_tokens is not None
             self.lm_head.tie(self.model.embed_tokens)
+
+    @property
+    def longest_at_once(self) -> int | None:
+        """See EngineModel."""
+        return None if self.model.whole_step is None else self.model.whole_step.longest
 
     @staticmethod
     @abstractmethod

@@ -33,7 +33,6 @@ class DecoderStep:
         self._step, self._layers, self._rotary = step, layers, rotary
         attention: Any = layers[0].self_attn
         self._attention: Attention = attention  # the first; the others keep blocks in the same group
-        self.longest = step.longest  # tokens of a context that this serves; None: any
 
     @classmethod
     def of(
@@ -62,11 +61,17 @@ class DecoderStep:
         step = next((one for one in steps if one is not None), None)
         return None if step is None else cls(step, layers, rotaries[0])
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a context that this serves, known once there are weights; None: any."""
+        weight = _weight(next(_linears(self._layers[0])))
+        return None if weight is None else self._step.longest_with(weight)
+
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         meta = ctx.attention[self._attention.layer_index]
         is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
-        if not is_one or self._is_long(meta) or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep:
+        if not is_one or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep or self._is_long(meta):
             return None
         rotation = self._rotary.of_step(ctx)
         if any(is_adapted(layer.mlp) for layer in self._layers):
@@ -81,7 +86,10 @@ class DecoderStep:
     def _is_long(self, meta: AttentionMetadata) -> bool:
         """True if a layer after the other is quicker. Of a static step the bound of its lengths tells nothing, and
         whoever chose the step knew."""
-        return meta.by_layers or (not meta.is_static and self.longest is not None and meta.max_seq_len > self.longest)
+        if meta.by_layers or meta.is_static:
+            return meta.by_layers
+        longest = self.longest
+        return longest is not None and meta.max_seq_len > longest
 
 
 def _is_plain(layer: Any, settings: DecoderSettings, ctx: BuildContext) -> bool:

@@ -37,9 +37,14 @@ class Counted:
     """Computes steps by the reference, of any shape."""
 
     shape: StepShape
-    longest: int | None = None
+    most: int | None = None
     positions: list[int] = field(default_factory=list)
     weights: list[StepWeight] = field(default_factory=list)
+    asked: StepWeight | None = None
+
+    def longest_with(self, weight: StepWeight) -> int | None:
+        self.asked = weight
+        return self.most
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor:
         assert x.shape == (1, self.shape.hidden)
@@ -97,8 +102,7 @@ def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: py
     """The same tokens either way: from static steps, of which a long row has one of its own, and from others."""
     prompt = list(range(40, 61))
     driver = Driver("tiny-chat", dtype="bfloat16", num_blocks=64)
-    model: Any = driver.worker._runner._forward.model  # type: ignore[union-attr]
-    model.longest_at_once = model.model.whole_step.longest = made[-1].longest = 24
+    made[-1].most = 24
     made[-1].positions.clear()
     ordinary = driver.run([Run(prompt, greedy(8))])[0].tokens
     assert made[-1].positions == [21, 22, 23]
@@ -121,6 +125,7 @@ def test_weights_of_8_bits(made: list[Counted], quantization: str, form: str, mo
         assert len(generated(llm, [list(range(40, 61))])[0]) == GREEDY.max_tokens
         assert made[-1].positions == list(range(21, 28))
         assert all(isinstance(weight, StoredTiles) and weight.form == form for weight in made[-1].weights)
+        assert made[-1].asked is made[-1].weights[0]  # how long a context may be
         monkeypatch.setattr(tiled.TiledWeight, "keeps_inputs", False)
         generated(llm, [list(range(40, 61))])
         assert made[-1].positions == list(range(21, 28))
@@ -210,7 +215,7 @@ def test_stored_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
-    step: Any = SimpleNamespace(run=None, longest=None)
+    step: Any = SimpleNamespace(run=None)
     layer: Any = SimpleNamespace(self_attn=SimpleNamespace(layer_index=1))
     ones = torch.ones(1, dtype=torch.int32)
     meta = AttentionMetadata(ones, ones, ones.view(1, 1), ones.long(), 1, 1, num_decodes=1)
@@ -218,7 +223,7 @@ def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
     show(inputs, torch.zeros(1, dtype=torch.int64), torch.ones(2, 1, 8))
     ctx = ForwardContext(torch.zeros(1, dtype=torch.int64), [replace(meta, num_decodes=0), meta], [], inputs=inputs)
     assert at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), ctx) is None
-    with pytest.raises(AttributeError):  # without them it asks for angles, which this step has none of
+    with pytest.raises(AttributeError):  # without them it asks for weights, which this layer has none of
         at_once.DecoderStep(step, [layer], step).run(torch.ones(1, 8), replace(ctx, inputs={}))
 
 

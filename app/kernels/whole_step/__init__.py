@@ -77,8 +77,9 @@ class StepToken:
 class WholeStep(Protocol):
     """Computes all layers of a step of one token."""
 
-    # Tokens of context, the step's own among them, up to which this is quicker than a layer after the other; None: any.
-    longest: int | None
+    def longest_with(self, weight: StepWeight) -> int | None:
+        """Tokens of context, the step's own among them, up to which this is quicker than a layer after the other where
+        weights have this one's form; None: any."""
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """x [1, hidden], which may be overwritten -> what the last layer gives; None: it does not serve them."""

@@ -11,7 +11,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
-from app.kernels.whole_step.forms import BF16, FORMS, FP8_BLOCKS, MOST_STAGES, StepForm, beside, form_of, words_of
+from app.kernels.whole_step.forms import (
+    BF16,
+    FORMS,
+    FP8,
+    FP8_BLOCKS,
+    INT8,
+    MOST_STAGES,
+    StepForm,
+    beside,
+    form_of,
+    words_of,
+)
 from app.kernels.whole_step.gluon_copies import WIDE, D
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
@@ -30,6 +41,10 @@ _COUNTERS = 64
 # Qwen3-30B-A3B, eight to a group, it was 0.19, 0.00 and 0.79, so they meet at 4,700; of Qwen3-0.6B, two to a group,
 # 0.04 and 0.11: they do not meet.
 _LONGEST, LEAST_OF_GROUP = 32768, 4  # tokens of all heads of a group together
+# Weights of 8 bits: behind 3,500 tokens fp8 in blocks took 3.40 ms, layer by layer 3.13; int8, in stages of 8 lines,
+# met the launches at some 2,200. What has made both quicker since was not measured.
+_LONGEST_OF_BYTES = 4096  # tokens, until it is
+_COPIED = 5  # tensors of a layer that the copy engine reads
 _FAR = 1 << 31  # lines, as far as the copy engine counts
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
@@ -105,10 +120,13 @@ def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: in
     return max(form.kept(-(-rows // own), group, k // line, lines) for rows, k in sizes)
 
 
-def longest_of(shape: StepShape) -> int | None:
-    """See `WholeStep.longest`."""
+def longest_of(shape: StepShape, form: StepForm | None = BF16) -> int | None:
+    """See `WholeStep.longest_with`."""
     of_group = shape.heads // shape.kv_heads
-    return _LONGEST // of_group if of_group >= LEAST_OF_GROUP else None
+    if of_group < LEAST_OF_GROUP:
+        return None
+    longest = _LONGEST // of_group
+    return min(longest, _LONGEST_OF_BYTES) if form in (INT8, FP8, FP8_BLOCKS) else longest
 
 
 def make(shape: StepShape, device: torch.device) -> PersistentStep | None:
@@ -126,7 +144,6 @@ class PersistentStep:
     ) -> None:
         self._shape, self._tiles, self._device, self._programs = shape, tiles, device, programs
         self._places: StepPlaces | None = None
-        self.longest = longest_of(shape)
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
         size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
         activated, experts = _chosen(s) * s.intermediate, s.experts or StepExperts(0, 1, False, False)
@@ -145,6 +162,10 @@ class PersistentStep:
         self._sums = torch.empty(splits * s.heads * 2, dtype=fp32, device=device)
         self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
+    def longest_with(self, weight: StepWeight) -> int | None:
+        """See WholeStep."""
+        return longest_of(self._shape, form_of([weight]))
+
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""
         places = self._places_of(layers)
@@ -154,11 +175,10 @@ class PersistentStep:
         s, form, tile = self._shape, places.form, self._tiles[places.form]
         if size % (tile.lines // 2):
             return None
-        lines = TensorDescriptor(
-            places.base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT
-        )
+        base = places.base_of(layers)
+        lines = TensorDescriptor(base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT)
         whole_step_kernel[(self._programs,)](
-            lines, places.base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
+            lines, base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
             self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
             token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads,
             F=s.intermediate,
@@ -203,7 +223,7 @@ class StepPlaces:
 
     addresses: list[int]  # of what it was made of, and how many blocks the caches have
     form: StepForm  # of all weights
-    base: torch.Tensor  # the first of all that the copy engine reads
+    first: int  # of all that the copy engine reads, the one that lies first
     reach: int  # lines from there on
     lines: torch.Tensor  # int32 [L, 5]
     near: torch.Tensor  # int64 [L, 6 + 4 sides]
@@ -214,8 +234,8 @@ class StepPlaces:
         copied = [one for layer in layers for one in _copied(layer)]
         if any(one.itemsize != 2 or not one.is_contiguous() for one in copied):
             return None
-        base = min(copied, key=lambda one: one.data_ptr()).view(torch.bfloat16)
-        first = base.data_ptr()
+        index = min(range(len(copied)), key=lambda at: copied[at].data_ptr())
+        first, device = copied[index].data_ptr(), copied[index].device
         far = [[one.data_ptr() - first for one in _copied(layer)] for layer in layers]
         near = [[one.data_ptr() - first for one in _loaded(layer)] for layer in layers]
         reach = max(one.data_ptr() + one.nbytes for one in copied) - first
@@ -227,11 +247,15 @@ class StepPlaces:
         return cls(
             addresses,
             form,
-            base,
+            index,
             reach // LINE,
-            torch.tensor([[place // LINE for place in row] for row in far], dtype=torch.int32).to(base.device),
-            torch.tensor([[place // NEAR for place in row] for row in near], dtype=torch.int64).to(base.device),
+            torch.tensor([[place // LINE for place in row] for row in far], dtype=torch.int32).to(device),
+            torch.tensor([[place // NEAR for place in row] for row in near], dtype=torch.int64).to(device),
         )
+
+    def base_of(self, layers: Sequence[StepLayer]) -> torch.Tensor:
+        """The tensor that lies first. It is not kept, or weights that a sleep gives back would keep their memory."""
+        return _copied(layers[self.first // _COPIED])[self.first % _COPIED].view(torch.bfloat16)
 
 
 def _weights(layer: StepLayer) -> tuple[StepWeight, ...]:
@@ -239,7 +263,7 @@ def _weights(layer: StepLayer) -> tuple[StepWeight, ...]:
 
 
 def _copied(layer: StepLayer) -> tuple[torch.Tensor, ...]:
-    """Those of its tensors that the copy engine reads."""
+    """Those _COPIED of its tensors that the copy engine reads."""
     return *map(words_of, _weights(layer)), layer.cache
 
 

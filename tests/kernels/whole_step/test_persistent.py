@@ -16,7 +16,7 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
 from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent
-from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, NIBBLES, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
 from app.kernels.whole_step.reference import whole_step
@@ -152,6 +152,11 @@ def test_context_by_heads_that_read_alike() -> None:
     assert longest_of(LLAMA) == 8192
     assert longest_of(QWEN) is None
     assert longest_of(EXPERTS) == 4096
+    for form in (INT8, FP8, FP8_BLOCKS):
+        assert longest_of(LLAMA, form) == 4096
+        assert longest_of(replace(LLAMA, heads=64, kv_heads=4), form) == 2048
+        assert longest_of(QWEN, form) is None
+    assert all(longest_of(LLAMA, form) == 8192 for form in NIBBLES)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +311,10 @@ def test_places_follow_the_tensors() -> None:
     addresses = [layer.qkv.data_ptr() for layer in layers]
     places = StepPlaces.of(layers, addresses, BF16)
     assert places is not None
-    assert places.base.data_ptr() == addresses[0]
+    assert places.base_of(layers).data_ptr() == addresses[0]
+    kept = [one for one in (getattr(places, name) for name in places.__slots__) if isinstance(one, torch.Tensor)]
+    memory = layers[0].qkv.untyped_storage().data_ptr()
+    assert all(one.untyped_storage().data_ptr() != memory for one in kept)  # or it would outlive the weights
     assert places.lines[1, 0] * persistent.LINE == addresses[1] - addresses[0]
     assert places.near[1, 3] * persistent.NEAR == layers[1].mlp_norm.data_ptr() - addresses[0]
     odd = torch.empty(layers[0].down.numel() + 8, dtype=torch.bfloat16)[8:].view_as(layers[0].down)

@@ -155,7 +155,7 @@ def test_a_long_row_has_a_graph_of_its_own(directory: Path, driver: Driver, monk
     runner = driver.worker._runner
     assert runner is not None
     fake = FakeCuda(monkeypatch)
-    runner._forward.model.longest_at_once = 8
+    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", 8)
     long = StepKey(1, frozenset({LONG}))
     with torch.inference_mode():
         step = StaticStep(runner._forward, runner._state, runner._features, [1, 2])
@@ -176,7 +176,7 @@ def test_a_long_row_has_a_graph_of_its_own(directory: Path, driver: Driver, monk
     fake.replayed.clear()
     assert [run.tokens for run in driver.run([Run(prompt, greedy(6)), Run(prompt, greedy(6))])] == [expected] * 2
     assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 2)] * 5
-    runner._forward.model.longest_at_once = 1 << 20  # longer than a row can be
+    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", 1 << 20)  # longer than a row can be
     with torch.inference_mode():
         assert long not in StaticStep(runner._forward, runner._state, runner._features, [1, 2]).keys
 
