@@ -41,9 +41,9 @@ _COUNTERS = 64
 # Qwen3-30B-A3B, eight to a group, it was 0.19, 0.00 and 0.79, so they meet at 4,700; of Qwen3-0.6B, two to a group,
 # 0.04 and 0.11: they do not meet.
 _LONGEST, LEAST_OF_GROUP = 32768, 4  # tokens of all heads of a group together
-# Weights of 8 bits: behind 3,500 tokens fp8 in blocks took 3.40 ms, layer by layer 3.13; int8, in stages of 8 lines,
-# met the launches at some 2,200. What has made both quicker since was not measured.
-_LONGEST_OF_BYTES = 4096  # tokens, until it is
+# Weights of 8 bits, in stages of 8 lines: int8 met the launches at some 2,200 tokens, experts in fp8 by blocks at
+# 2,800. What has made them quicker since was not measured.
+_LONGEST_OF_BYTES = 2048  # tokens, until it is
 _COPIED = 5  # tensors of a layer that the copy engine reads
 _FAR = 1 << 31  # lines, as far as the copy engine counts
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

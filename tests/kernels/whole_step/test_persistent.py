@@ -153,8 +153,8 @@ def test_context_by_heads_that_read_alike() -> None:
     assert longest_of(QWEN) is None
     assert longest_of(EXPERTS) == 4096
     for form in (INT8, FP8, FP8_BLOCKS):
-        assert longest_of(LLAMA, form) == 4096
-        assert longest_of(replace(LLAMA, heads=64, kv_heads=4), form) == 2048
+        assert longest_of(LLAMA, form) == longest_of(EXPERTS, form) == 2048
+        assert longest_of(replace(LLAMA, heads=128, kv_heads=4), form) == 1024
         assert longest_of(QWEN, form) is None
     assert all(longest_of(LLAMA, form) == 8192 for form in NIBBLES)
 
