@@ -6,7 +6,8 @@ row are a block of 128 / PARTS words, of which all the first numbers come first.
 GROUP rows. The vector that rows are multiplied with lies in shared memory part by part, as words meet it: a line of a
 row is multiplied with all lines of a part on the tensor cores, and the products of a line with its own one count.
 
-A form is a function here that multiplies a stage, and one that fetches the scales which that wants.
+A form is a function here that multiplies a stage, and one that fetches the scales which that wants. Whoever reads a
+stage by plain loads lets it go by `release`, or behind the use of all that was loaded.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def byte_group(
         if FORM == "e4m3 blocks":
             b_part *= scale_smem.index(g * CHUNKS + c).load(LINE)[None, :, None]
         b_acc += b_part
-        # Behind what reads the words: a load that only is on its way could find the next stage's numbers.
+        # All words were in use before, so they have come; `release` would wait for the next scales, too.
         mbarrier.arrive(free.index(stage), count=1)
         i += 1
     o_l = gl.arange(0, CL, layout=LINE)[None, :, None]
