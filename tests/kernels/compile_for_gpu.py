@@ -8,7 +8,9 @@ The interpreter accepts programs that the compiler refuses (types, shapes, bf16)
 and compiled ahead of time instead, down to the GPU's binary; for an H200 as launches that may come early
 (app/kernels/launch.py). Prints shared memory, registers and spilled bytes of each kernel, and of an early one that it
 waits before it touches global memory. Exits 1 if a kernel does not compile, has an option that the GPU's compiler does
-not know, does not wait in time, or asks for more shared memory than there is.
+not know, does not wait in time, lets memory go that it may still read, or asks for more shared memory than there is.
+
+What one version of Triton compiles another may refuse: run it with both ends of the range that pyproject.toml allows.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ from app.kernels.gemm import (
     wide,
 )
 from app.kernels.gemm import triton_fixed as fixed_products
-from app.kernels.gemm.fp8_block import Fp8BlockWeight
+from app.kernels.gemm.fp8_block import Fp8BlockWeight, Fp8OnlyWeight
 from app.kernels.gemm.gluon_int8 import wide_int8_product
 from app.kernels.gemm.int8 import Int8Weight
 from app.kernels.gemm.lookup import TableWeight
@@ -93,9 +95,9 @@ from app.kernels.rows import RowColumns, StepTensors
 from app.kernels.rows import triton_ops as row_ops
 from app.kernels.sampling import triton_log_softmax, triton_sample, triton_token_masks
 from app.kernels.sampling import triton_ops as sampling_ops
-from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, persistent
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, form_of
-from tests.kernels.compiled_code import Launch, fault_of
+from tests.kernels.compiled_code import LET_STAGES_GO, Launch, fault_of, fault_of_stages
 from tests.kernels.stub_gpu import as_on
 from tests.kernels.whole_step.test_gluon_nibbles import layers_of as layers_of_nibbles
 
@@ -165,13 +167,18 @@ def compiled(source: ASTSource, options: dict[str, Any], is_early: bool | None) 
     if IS_AMD:
         registers = re.findall(r"\.(?:vgpr|sgpr|vgpr_spill)_count:\s+\d+", kernel.asm["amdgcn"])
         return f"shared {kernel.metadata.shared}, {' '.join(registers)}, {len(kernel.asm['hsaco'])} bytes"
-    if fault := fault_of(called(source, options, is_early), kernel.asm["ptx"]):
+    launch = called(source, options, is_early)
+    if fault := fault_of(launch, kernel.asm["ptx"]):
         return f"FAILED {fault}"
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
+        if launch.kernel in LET_STAGES_GO:
+            sass = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=False).stdout
+            if fault := fault_of_stages(launch, sass):
+                return f"FAILED {fault}"
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     waits = ", waits first" if is_early else ""
     return f"shared {kernel.metadata.shared}, {found.group(0) if found else 'usage unknown'}{waits}"
@@ -528,15 +535,16 @@ def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
     assert step.run(zeros(1, s.hidden), [layer], token) is not None
 
 
-def bytes_of(weight: torch.Tensor, form: StepForm) -> StoredTiles:
-    """A weight of 8 bits in the first half of the memory of one in bf16."""
-    (columns, size), is_blocks = weight.shape, form is FP8_BLOCKS
-    words = weight.view(torch.int16).view(-1)[: weight.numel() // 2].view(columns, size // 2)
-    scales = torch.zeros((size // 128, columns // 128) if is_blocks else (1, columns))
+def bytes_of(weight: torch.Tensor, form: StepForm) -> StepWeight:
+    """A weight of 8 bits, or experts', in the first half of the memory of one in bf16."""
+    (*count, columns, size), is_blocks = weight.shape, form is FP8_BLOCKS
+    words = weight.view(torch.int16).view(-1)[: weight.numel() // 2].view(*count, columns, size // 2)
+    scales = torch.zeros(*count, *((size // 128, columns // 128) if is_blocks else (1, columns)))
     kind, group, rows = (
         ("int8", size, 1) if form is INT8 else ("e4m3", 128 if is_blocks else size, 128 if is_blocks else 1)
     )
-    return StoredTiles(kind, words, scales, None, None, size, 128, group, rows)
+    tiles = StoredTiles(kind, words, scales, None, None, size, 128, group, rows)
+    return StackedExperts(Fp8OnlyWeight(tiles), (*count, columns, size)) if count else tiles
 
 
 def whole_step_of_nibbles(shape: StepShape, scales: torch.dtype, offsets: torch.dtype | None) -> None:
@@ -675,7 +683,14 @@ def all_calls() -> list[Callable[[], None]]:
                     partial(whole_step, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False), form)
                     for form in (INT8, FP8, FP8_BLOCKS)
                 ),
-                partial(whole_step, StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts)),
+                *(
+                    partial(
+                        whole_step,
+                        StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts),
+                        form,
+                    )
+                    for form in (BF16, FP8_BLOCKS)
+                ),
                 *(
                     partial(
                         whole_step_of_nibbles, StepShape(4096, *llama, 14_336, 1e-5, 0.1, norms_heads=False), *beside

@@ -36,6 +36,17 @@ ANY_VOLATILE = re.compile(r"\b(?:ld|st)\.volatile\b")
 ROUND_PRODUCTS = {"rotate_and_write_kernel", "rotate_heads_kernel", "rotate_and_write_latent_kernel"}
 JOINED = re.compile(r"\bfma\.|\b(?:mul|add|sub)\.(?:ftz\.)?f32\b")
 
+# Kernels that let stages go that plain loads have read.
+LET_STAGES_GO = {"whole_step_kernel"}
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;\n]+?)\s*;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* 0x([0-9a-f]{16}) \*/")
+ARRIVAL = "SYNCS.ARRIVE.TRANS64.A1T0"
+BARRIER = "BAR.SYNC"
+WAIT_OF_STAGE = "SYNCS.PHASECHK"
+PROXY_FENCE = "FENCE.VIEW.ASYNC"
+SHARED_LOAD = re.compile(r"(?<!@!PT )\bLDSM?\b")  # one that is never done is padding
+KEPT_LOAD = re.compile(r"\bLDS R")  # of a scale of a whole product
+BEHIND = re.compile(r"\+0x([0-9a-f]+)\]")
+
 
 @dataclass(slots=True, frozen=True)
 class Launch:
@@ -96,3 +107,60 @@ def has_whole_words(ptx: str, num_ranks: int) -> bool:
 
 def _words(access: re.Pattern[str], ptx: str) -> int:
     return sum(int(width or 1) for width in access.findall(ptx))
+
+
+def fault_of_stages(launch: Launch, sass: str) -> str | None:
+    """Says where a stage of shared memory is let go to the copy engine while a warp's load of it may be on its way:
+    the threads' barrier in front of an arrival is passed before the load's scoreboard was waited for, or that of a
+    fence behind it. Where no barrier stands between a wait and an arrival, one warp arrives for itself."""
+    c = launch.constants
+    # The stages come first. Of what lies behind them those of 4 bits have parts, too.
+    size = None if str(c["FORM"]).startswith("nibble ") else c["STAGES"] * c["GROUP"] * c["CL"] * 128
+    code = [Instruction.of(found) for found in INSTRUCTION.finditer(sass)]
+    for at, one in enumerate(code):
+        if ARRIVAL not in one.text:
+            continue
+        barrier = _before(code, at, (BARRIER, WAIT_OF_STAGE))
+        wait = _before(code, barrier, (WAIT_OF_STAGE,))
+        if wait < barrier and (left := _on_their_way(code[wait : barrier + 1], size)):
+            return f"lets a stage go at {one.address} while {left[0].text} at {left[0].address} may be on its way"
+    return None if code else "has no machine code that is known"
+
+
+def _before(code: list[Instruction], at: int, names: tuple[str, ...]) -> int:
+    """The place of the last such instruction up to there; 0: there is none."""
+    return next((k for k in range(at, -1, -1) if any(name in code[k].text for name in names)), 0)
+
+
+def _on_their_way(code: list[Instruction], size: int | None) -> list[Instruction]:
+    """Loads of stages, which have the first `size` bytes of shared memory (None: all of it), that the last of these
+    instructions does not wait for."""
+    left: list[Instruction] = []
+    for one in code:
+        come = [place for place, load in enumerate(left) if one.waits >> load.scoreboard & 1]
+        left = left[come[-1] + 1 :] if come else left  # loads come in their order; some have no scoreboard of their own
+        if SHARED_LOAD.search(one.text):
+            left.append(one)
+        elif PROXY_FENCE in one.text and left:  # it has waited for them once it has its own result
+            left = [one]
+    return [load for load in left if size is None or not _is_kept(load.text, size)]
+
+
+def _is_kept(load: str, size: int) -> bool:
+    behind = BEHIND.search(load)
+    return KEPT_LOAD.search(load) is not None or (behind is not None and int(behind[1], 16) >= size)
+
+
+@dataclass(slots=True, frozen=True)
+class Instruction:
+    """One of the GPU's as cuobjdump shows it, with what its last bits say."""
+
+    address: str
+    text: str
+    scoreboard: int  # which is set until its result is there; 7: none
+    waits: int  # for scoreboards, a bit each
+
+    @classmethod
+    def of(cls, found: re.Match[str]) -> Instruction:
+        control = int(found[3], 16) >> 41
+        return cls(found[1], found[2], control >> 5 & 7, control >> 11 & 63)
