@@ -13,7 +13,7 @@ ORDINARY := not slow and not gpu and not multi_gpu
 SERVERS := $(addprefix tests/,e2e examples deployments/admin/test_over_http.py worker/spec_decode/test_drafting.py)
 WORKERS := $(addprefix tests/,distributed engine/executor deployments/replica/test_ray_metrics.py)
 WORKERS += $(addprefix tests/,deployments/ingress/test_readiness.py deployments/serve/test_tenant_store.py)
-WORKERS += $(addprefix tests/,deployments/test_serve_graph.py loadtest/faults/test_rig.py)
+WORKERS += $(addprefix tests/,cli/test_ray_ids.py deployments/test_serve_graph.py loadtest/faults/test_rig.py)
 # Ray notes the last cluster that was started in its directory, and who asks for "the" cluster gets that one.
 OWN_RAY := d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && RAY_TMPDIR=$$d
 LOADTEST_ARGS ?= --users 1,4,16 --duration 15
