@@ -81,3 +81,7 @@ def test_pages_are_found() -> None:
     assert len(PAGES) > 20
     assert not MADE & {path.name for path in DOCS.glob("*.md")}, "made by the site's build"
     assert sum(len(commands(page.read_text())) for page in PAGES) > 30
+
+
+def test_the_readme_takes_ten_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150, "what is deeper goes to docs/"
