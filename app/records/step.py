@@ -138,9 +138,7 @@ class ModelRunnerOutput:
     drafts: ProposedDrafts | None = None  # of rows with a grammar; None: there is none, or nobody drafts
     step_time_s: float = 0.0  # time the device took, as seen by the worker
     apart_s: float = 0.0  # of it for what is no token's: encoders
-    was_over: bool = (
-        False  # before the step behind it was launched: the device had nothing to do, or the host is as slow
-    )
+    was_over: bool = False  # before the step behind it was launched: the device waited, or the host is as slow
     loading_since: int = 0  # the oldest step whose loads were still under way; 0: all were done
     # The j-th True's result: of a pooling model's instead of tokens, else beside them, of a prompt that asked for one.
     pooled: list[Float32Array | None] | None = None
