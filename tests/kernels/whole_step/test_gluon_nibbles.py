@@ -15,7 +15,17 @@ from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepTile, tile_of
 from app.kernels.whole_step.reference import whole_step
 from tests.kernels.gluon_on_cpu import OnCpu
-from tests.kernels.whole_step.test_persistent import BLOCK, BLOCKS, CPU, LLAMA, ON_HOPPER, QWEN, assert_near, token_at
+from tests.kernels.whole_step.test_persistent import (
+    BLOCK,
+    BLOCKS,
+    CPU,
+    LLAMA,
+    ON_HOPPER,
+    QWEN,
+    assert_near,
+    assert_right_every_time,
+    token_at,
+)
 
 SMALL = StepShape(2048, 16, 4, 128, 2048, 1e-6, 128**-0.5, norms_heads=True)
 GROUP = 128
@@ -128,21 +138,4 @@ def test_on_a_gpu(scales: torch.dtype, offsets: torch.dtype | None) -> None:
     device = torch.device("cuda", 0)
     made, layers = persistent.make(LLAMA, device), layers_of(LLAMA, 2, scales, offsets, device)
     assert made is not None
-    for position in (0, 15, 367):
-        token = token_at(position, LLAMA, device)
-        x = torch.randn(1, LLAMA.hidden, device=device).to(BF)
-        exact = [replace(layer, cache=layer.cache.clone()) for layer in layers]
-        expected = whole_step(x, exact, token, LLAMA)
-        given = x.clone()
-        found = made.run(given, layers, token)
-        assert found is not None
-        assert_near(found, expected)
-        for one, truth in zip(layers, exact, strict=True):
-            assert_near(one.cache, truth.cache)
-        first, graph = found.clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            made.run(given, layers, token)
-        for _ in range(20):
-            given.copy_(x)
-            graph.replay()
-            assert torch.equal(given, first)
+    assert_right_every_time(made, layers, LLAMA, (0, 15, 367))
