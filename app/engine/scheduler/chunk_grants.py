@@ -42,6 +42,10 @@ class ChunkGrants:
             if remaining > 0:
                 self._grant(request, min(remaining, plan.budget.left), remaining, plan, may_preempt=False)
 
+    def begins(self, request: Request, computed: int) -> bool:
+        """True if a waiting request may compute the token behind `computed` ones in this step; see EncoderShare."""
+        return self._encoders.begins(request, computed)
+
     def least(self, request: Request, computed: int) -> int:
         """Fewest tokens of the first chunk of a waiting request, behind `computed` tokens that are there."""
         return self._encoders.least_end(request, computed) - computed

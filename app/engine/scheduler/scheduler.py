@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.engine.kv_cache.kv_cache_manager import KVCacheManager
-from app.engine.kv_cache.prefix_hit import PrefixHit
 from app.engine.scheduler.adapter_slots import AdapterSlots
 from app.engine.scheduler.chunk_grants import ChunkGrants
 from app.engine.scheduler.deadlines import Deadlines, missed
@@ -37,6 +36,7 @@ from app.engine.scheduler.prompt_time import PromptTime
 from app.engine.scheduler.row_draft_lengths import create_lengths
 from app.engine.scheduler.row_table import IntArray, RowTable
 from app.engine.scheduler.slots import Slots
+from app.engine.scheduler.starts import Start, Starts
 from app.engine.scheduler.statistics import Statistics
 from app.engine.scheduler.steady_decode import SteadyDecode
 from app.engine.scheduler.step_plan import MOST_WHOLE_PROMPTS, StepPlan, TokenBudget
@@ -51,9 +51,6 @@ logger = logging.getLogger("manta.engine")
 
 RESUMED_BEFORE = 1 << 62  # in the order of service, whom a request overtakes that comes from another replica
 MAX_PREEMPTIONS_NOTED = 16  # of one request, with their times
-MAX_PASSED_OVER = 16  # waiting requests that a step looks behind for one that can start
-MOST_WITHOUT_SLOT = 256  # further ones that wait for a slot of adapters
-MIN_SHARED_TOKENS = 128  # computing fewer tokens twice is better than waiting a step or two for another's blocks
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,6 +103,7 @@ class Scheduler:
         self.adapters = AdapterSlots(rules.max_adapters, self._preempt) if rules.max_adapters else None
         self._encoders = create_share(rules.encoders)
         self._chunks = ChunkGrants(self.rows, kv, self._slots, self._encoders)
+        self._starts = Starts(self.waiting, self.rows, kv, self._slots, self._chunks, self.adapters)
         self._writer = StepWriter(self.rows, kv, self._pending_diffs, drafts=self._drafts is not None)
         self._steady: SteadyDecode | None = None  # the last step, if the next one is likely to be another like it
         self._last_returned = 0
@@ -324,75 +322,40 @@ class Scheduler:
         return self._writer.flush()
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        """Waiting requests, in order, as long as rows and blocks last.
-
-        One may be passed by those behind it only while the long prompts' share of the tokens is spent, or while
-        another request is just computing much of its prompt: its blocks will be found in the cache.
-        """
-        passed = 0
-        if self.adapters is not None:
-            self.adapters.begin_plan()
-        look_ahead = MOST_WITHOUT_SLOT if self.adapters is not None else 0
-        for request in self.waiting.first(self.rows.num_free + MAX_PASSED_OVER + 1 + look_ahead):
-            if plan.budget.left == 0 or passed == MAX_PASSED_OVER:
-                break
-            if request.resume_after_step > self._last_returned:
-                break  # its tokens are still coming; nobody takes its place meanwhile
-            if self.adapters is not None and not self.adapters.make_room(request, plan):
-                continue
-            hit = self.kv.find_prefix(request)
-            computed = hit.num_blocks * self.kv.block_size
-            remaining = request.num_tokens - computed
-            soon = self.kv.num_coming(request, hit.num_blocks) * self.kv.block_size
-            if soon >= MIN_SHARED_TOKENS or plan.budget.chunk(remaining) <= 0:
-                passed += 1
-                continue
-            if (least := self._chunks.least(request, computed)) > plan.budget.most:
-                break  # who comes later would take these tokens, step by step
-            if not self._encoders.begins(request, computed):
-                passed += 1
-                continue
-            if not self._slots.make_room(request, hit, plan):
-                break
-            if least > max(1, slots := self.kv.num_slots_after_hit(hit)):
-                break
+        for start in self._starts.of_step(plan, self._last_returned):
             try:
-                self._admit(request, hit, least, slots, plan)
+                self._admit(start, plan)
             except Exception as error:  # one request's trouble (I7)
-                logger.exception("request %s cannot be scheduled", request.request_id)
-                self._failed.append(self.finish(request, "error", error=f"internal error: {error}"))
+                logger.exception("request %s cannot be scheduled", start.request.request_id)
+                self._failed.append(self.finish(start.request, "error", error=f"internal error: {error}"))
 
-    def _admit(self, request: Request, hit: PrefixHit, least: int, slots: int, plan: StepPlan) -> None:
-        """Give a waiting request a row and its first chunk, of at least so many tokens and at most so many slots; that
-        may wait for what it loads, if others compute."""
-        computed = hit.num_blocks * self.kv.block_size
-        remaining = request.num_tokens - computed
-        waits = hit.num_loads > 0 and plan.has_others
-        chunk = min(max(plan.budget.chunk(remaining), least), slots)
-        room = min(remaining, slots) if waits else chunk
-        admitted = self.kv.admit(request, hit, computed + room)
+    def _admit(self, start: Start, plan: StepPlan) -> None:
+        """Give a waiting request a row and its first chunk; that waits for what it loads, if others compute."""
+        request, computed = start.request, start.num_computed
+        admitted = self.kv.admit(request, start.hit, computed + start.room)
         assert admitted
-        chunk = self._chunks.cut(request, computed, computed + chunk) - computed
+        chunk = self._chunks.cut(request, computed, computed + start.chunk) - computed
         self.rows.enter(request, computed, self.kv.num_slots(request), self.kv.next_publish(request))
         if self.adapters is not None:
             self.adapters.enter(request)
-        self.waiting.load.note_start(request, self._statistics.work_costs(self.rows), remaining, self._clock())
+        now = self._clock()
+        self.waiting.load.note_start(request, self._statistics.work_costs(self.rows), start.remaining, now)
         self.waiting.take(request)
         self._pending_diffs.enter_row(request, computed)
         if request.first_scheduled is None:
-            request.first_scheduled = self._clock()
+            request.first_scheduled = now
             if not request.num_resumed_tokens:  # else its client has been told of the first replica's
                 request.num_cached_tokens = computed
-                request.num_loaded_tokens = hit.num_loads * self.kv.block_size
+                request.num_loaded_tokens = start.hit.num_loads * self.kv.block_size
             self._statistics.count_prefix_hit(request, computed)
         request.status = RequestStatus.RUNNING
         if self._ranks is not None:
             self._ranks.join(request)
-        if waits:
+        if start.waits:
             self._loading.add(request, self._writer.next_step_id)
             return
         plan.chunks[request] = chunk
-        plan.budget.spend(chunk, remaining)
+        plan.budget.spend(chunk, start.remaining)
 
     # ---- preemption
 

@@ -21,7 +21,7 @@ from app.config.engine import EngineConfig
 from app.config.speculative import SpeculativeConfig
 from app.engine.core import EngineCore
 from app.engine.kv_cache import state_manager
-from app.engine.scheduler import scheduler as scheduler_module
+from app.engine.scheduler import starts as starts_module
 from app.engine.scheduler import token_masks as token_masks_module
 from app.records.kv_groups import WHOLE, KVGroups, Windows
 from app.records.request import EngineRequest
@@ -123,7 +123,7 @@ class RandomRun:
         rng = self.rng = random.Random(self.seed)
         self.monkeypatch.setattr(token_masks_module, "fill_masks", fill_masks)
         self.monkeypatch.setattr(token_masks_module, "mask_drafts", mask_drafts)
-        self.monkeypatch.setattr(scheduler_module, "MIN_SHARED_TOKENS", rng.choice([1, 4, 128]))
+        self.monkeypatch.setattr(starts_module, "MIN_SHARED_TOKENS", rng.choice([1, 4, 128]))
         block_size, num_blocks = rng.choice([1, 2, 4, 16]), rng.choice([6, 10, 24, 64])
         self.pool_tokens = block_size * num_blocks
         stages = rng.randint(1, 4)
