@@ -281,6 +281,12 @@ class EngineConfig(Frozen):
         "measured; below 64: none. Not with several workers; steps that show pictures, verify drafts, or have "
         "adapters, run without. `LLM` captures them at its start, where they are asked for; its default is 0.",
     )
+    whole_steps: Literal["auto", "off"] = Field(
+        "auto",
+        description="All layers of a decode step in one launch, on Hopper GPUs for models and weights that it serves, "
+        "where that is quicker (results differ by rounding). `off`: layer by layer always, as where a fault is looked "
+        "for.",
+    )
     cascade_attention: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Decodes read a prefix that they share once for all (Triton attention only; results differ by "

@@ -35,6 +35,7 @@ class BuildContext:
     adapts_shared: bool = False  # adapters may change what tokens share beside their experts
     is_exact: bool = False  # whether a row's bits may not depend on the others of its step (`deterministic`)
     whole_prompts: bool = False  # each in one step, of which nothing is cached (records/step_budget.py)
+    whole_steps: bool = True  # all layers of a step may be one launch, where there is one (models/whole_step.py)
     has_leaves: bool = False  # nor on the number of ranks: products go over fixed leaves (layers/leaves.py)
 
     def kernels(self, table: KernelTable[T]) -> T:

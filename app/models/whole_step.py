@@ -39,6 +39,8 @@ class DecoderStep:
         cls, ctx: BuildContext, settings: DecoderSettings, layers: Sequence[Any], rotaries: Sequence[RotaryEmbedding]
     ) -> DecoderStep | None:
         """None: these layers, or this device, want launches of their own."""
+        if not ctx.whole_steps:
+            return None
         is_whole = len(layers) == settings.num_layers and len(rotaries) == 1 and ctx.groups.tp.size == 1
         is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
         if ctx.attention_ops.name != platform_of(ctx.device).attention_backend:  # another is asked to attend

@@ -88,6 +88,7 @@ def build_context(
         adapts_shared=config.enable_lora and (config.lora_experts or config.lora_shared_experts),
         is_exact=config.is_exact,
         whole_prompts=whole_prompts(config, info, config.max_model_len or info.max_position_embeddings),
+        whole_steps=config.whole_steps != "off",
         has_leaves=config.deterministic == "batch_and_layout",
     )
 

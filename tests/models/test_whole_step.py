@@ -133,8 +133,12 @@ def test_weights_of_8_bits(made: list[Counted], quantization: str, form: str, mo
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": "batch", "num_threads": 1}],
-    ids=["float32", "deterministic"],
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16", "deterministic": "batch", "num_threads": 1},
+        {"dtype": "bfloat16", "whole_steps": "off"},
+    ],
+    ids=["float32", "deterministic", "off"],
 )
 def test_models_that_have_none(made: list[Counted], options: dict[str, Any]) -> None:
     with LLM("tiny-chat", **options) as llm:
