@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.records.step_places import DECODE_PLACES, ROUND, decode_places
+from app.records.step_places import DECODE_PLACES, FEWEST_ROUNDS, ROUND, decode_places
 
 PLANNED = 0.85
 LATE = 0.01  # of the tokens: the 99th percentile is in time
 MOST_LEFT = 100.0  # late tokens, by however many that came in time, and that others have to make up for
-FEWEST_ROUNDS = 3  # fewer would leave much of the time unused, as on a slower GPU
 NEARLY = 0.2  # of a round, by which the number may be wrong: the same step takes longer at times
 BUSY_STEPS = 3  # steps' worth of prompts
 FEW = DECODE_PLACES[0]  # rows that decode: beside them a prompt that can end takes no second step
@@ -37,7 +36,7 @@ class StepRounds:
         rounds = (time_for + places) / ROUND
         most_rounds = int(rounds + NEARLY)
         self.rounds = max(int(rounds - NEARLY), min(self.rounds or most_rounds, most_rounds))
-        if self.rounds < FEWEST_ROUNDS:
+        if self.rounds < FEWEST_ROUNDS:  # much of the time would be left, as on a slower GPU
             self.rounds = self.usual = 0
             return 0
         self.usual = usual = self.rounds * ROUND - places

@@ -20,7 +20,7 @@ from app.kernels.attention import AttentionMetadata
 from app.kernels.rows import StepTensors
 from app.layers.context import HiddenStates
 from app.layers.rotary import ROPE_POSITIONS
-from app.records.step_places import DECODE_PLACES, ROUND
+from app.records.step_places import DECODE_PLACES, FEWEST_ROUNDS, FULL_PLACES, ROUND
 from app.worker.forward_pass import ForwardPass
 from app.worker.rows.input_batch import InputBatch
 from app.worker.rows.row_state import RowState
@@ -54,7 +54,8 @@ class PromptKey(NamedTuple):
 
 
 # A prompt alone is the most needed; many rows would be programs of attention without anything to do.
-KINDS = (PromptKey(0, 1), PromptKey(0, 4), *(PromptKey(0, 4, decodes) for decodes in DECODE_PLACES))
+PLACES = (*DECODE_PLACES, *FULL_PLACES)
+KINDS = (PromptKey(0, 1), PromptKey(0, 4), *(PromptKey(0, 4, decodes) for decodes in PLACES))
 MOST_FURTHER = 128  # more tokens than the next size has, of a step that may be quicker
 
 
@@ -93,15 +94,16 @@ class PromptStep:
         return sorted(found, key=lambda key: key != largest)
 
     def _next_of(self, kind: PromptKey, tokens: int) -> list[PromptKey]:
-        sizes = self._sizes_of(kind)
-        index = bisect_left(sizes, tokens)
-        return [kind._replace(tokens=size) for size in sizes[index:] if size <= sizes[index] + MOST_FURTHER]
+        most = self.sizes[bisect_left(self.sizes, tokens)] + MOST_FURTHER
+        return [kind._replace(tokens=size) for size in self._sizes_of(kind) if tokens <= size <= most]
 
     def _sizes_of(self, kind: PromptKey) -> list[int]:
-        """Numbers of tokens; those of steps with rows that decode also fill whole rounds with them."""
+        """Numbers of tokens; those of steps with rows that decode also fill whole rounds with them, or only do."""
         if not kind.decodes or not self.sizes:
             return self.sizes
-        whole = (rows - kind.decodes for rows in range(ROUND, self.sizes[-1] + 1, ROUND))
+        whole = [rows - kind.decodes for rows in range(ROUND, self.sizes[-1] + 1, ROUND)]
+        if kind.decodes in FULL_PLACES:
+            return whole[FEWEST_ROUNDS - 1 :]
         return sorted({*self.sizes, *(size for size in whole if size >= LEAST_TOKENS)})
 
     def limit(self, most_tokens: int) -> None:

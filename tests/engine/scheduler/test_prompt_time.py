@@ -47,10 +47,10 @@ def test_steps_grow_with_what_waits_only_where_they_may() -> None:
 
 
 def test_beside_decodes_a_step_fills_rounds_of_rows_while_rests_are_short() -> None:
-    """85 of 100 ms are 850 tokens of 0.1 ms; 30 decodes have 48 places, so the rows are 768."""
+    """85 of 100 ms are 850 tokens of 0.1 ms; 44 decodes have 48 places, so the rows are 768."""
     time_of = PromptTime(0.1, grows=True)
 
-    def most(backlog: int = 2000, num_decodes: int = 30, decode_s: float = 0.0) -> int | None:
+    def most(backlog: int = 2000, num_decodes: int = 44, decode_s: float = 0.0) -> int | None:
         return time_of.most_tokens(1e-4, decode_s, backlog, False, first=2000, num_decodes=num_decodes)
 
     assert most() == 720
@@ -68,7 +68,7 @@ def test_a_step_that_was_planned_to_be_far_shorter_tells_the_fixed_part() -> Non
     time_of = PromptTime(0.1, grows=True)
 
     def most() -> int | None:
-        return time_of.most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=30)
+        return time_of.most_tokens(1e-4, 0.0, 2000, False, first=2000, num_decodes=44)
 
     assert most() == 720
     time_of.note(720, 0.11)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.records.step_places import FULL_PLACES
 from app.worker.graphs.prompt_step import KINDS, PromptKey, PromptStep, prompt_sizes
 from tests.engine.core_driver import run
 from tests.models.families.state_variants import STATE_VARIANTS
@@ -164,4 +165,34 @@ def test_beside_many_rows_that_decode() -> None:
     expected = [[run.tokens for run in driver.run(runs(group, 3))] for group in groups]
     ran = replay_prompts(driver.worker, 128)
     assert [[run.tokens for run in driver.run(runs(group, 3))] for group in groups] == expected
-    assert {key.kind for key in ran} >= {*KINDS[3:]}
+    assert {key.kind for key in ran} >= {kind for kind in KINDS if kind.decodes in (48, 96, 128)}
+
+
+def test_steps_that_fill_rounds() -> None:
+    """Beside numbers of rows that others have more places for: they are kept to those rounds."""
+    driver = Driver(str(tiny_model("llama", max_position_embeddings=2048)), num_blocks=64, max_num_seqs=64)
+    runner = driver.worker._runner
+    assert runner is not None
+    with torch.inference_mode():
+        step = PromptStep(runner._forward, runner._state, 1024)
+    assert step.sizes[-1] == 1024
+    found = sorted(key for key in step.keys if key.decodes in FULL_PLACES)
+    assert found == sorted(PromptKey(rows - places, 4, places) for rows in (768, 1024) for places in (24, 32, 40))
+    assert step.keys[-len(found) :] == sorted(found, key=lambda key: (key.decodes, -key.tokens)), "the least needed"
+
+
+def test_a_step_that_fills_rounds_serves_no_smaller_ones() -> None:
+    """So that one of few tokens is not computed as one of hundreds, where nothing else is captured yet."""
+    model = str(tiny_model("llama", max_position_embeddings=2048))
+    driver = Driver(model, num_blocks=400, max_num_seqs=64)
+    groups = [[1] * 20 + [200], [1] * 20 + [744]]
+    expected = [[run.tokens for run in driver.run(runs(group, 6))] for group in groups]
+    ran = replay_prompts(driver.worker, 1024)
+    replays = driver.worker._runner._prompts  # type: ignore[union-attr]
+    assert replays is not None
+    for key in [key for key in replays.replays if key.decodes not in FULL_PLACES]:
+        del replays.replays[key]
+    assert [run.tokens for run in driver.run(runs(groups[0], 6))] == expected[0]
+    assert ran == []
+    assert [run.tokens for run in driver.run(runs(groups[1], 6))] == expected[1]
+    assert ran == [PromptKey(744, 4, 24)]
