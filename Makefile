@@ -26,7 +26,7 @@ export RAY_prestart_worker_first_driver ?= 0
 # Or each Ctrl-C would end with an error: Serve's controller ends itself, and Ray reports the call that asked it to.
 export RAY_enable_output_error_log_if_still_retry ?= 0
 
-.PHONY: help setup setup-dev serve test test-full test-part test-host test-processes test-servers test-workers lint docs bench loadtest acceptance clean
+.PHONY: help setup setup-dev serve test test-full test-part test-host test-processes test-servers test-workers lint docs bench loadtest oldest-triton acceptance clean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -100,7 +100,17 @@ bench: setup-dev  ## tokens/s of the engine alone, with its drafter, through HTT
 loadtest: setup-dev  ## a short load test of a server that it starts itself; report in results/loadtest/report.html
 	$(BIN)/python -m loadtest.sweep --serve $(CONFIG) $(LOADTEST_ARGS) --out results/loadtest
 
+# The oldest that pyproject.toml allows: GPU machines have it, and what .venv's compiles it may refuse.
+build/oldest-triton: pyproject.toml | $(BIN)/python
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	  "triton==$$(sed -n 's/^gpu = \["triton>=\([0-9.]*\),.*/\1/p' pyproject.toml).*"
+	@touch $@
+
+oldest-triton: build/oldest-triton  ## the oldest Triton that kernels must compile with, into build/
+
 acceptance: setup-dev  ## the long and the timed checks, and whole grids; figures and outcomes go to results/
+	-@$(MAKE) --no-print-directory oldest-triton  # 190 MB; without it one test is skipped
 	$(BIN)/python -m pytest -m slow tests --outcomes results/acceptance_tests.json $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "$(ORDINARY)" --part grids tests --outcomes results/acceptance_grids.json $(PYTEST_ARGS)
 
