@@ -69,7 +69,7 @@ def test_what_starts_leave_to_idle_time_is_captured_at_once(monkeypatch: pytest.
     gc.unfreeze()  # what tests/conftest.py has set aside, too
     with LLM("tiny-chat", device="cpu", num_threads=1, num_blocks=400, max_num_seqs=16) as llm:
         assert left == [3, 2, 1, 0]
-        assert llm.config.cuda_graph_prompt_tokens == 0
+        assert llm.config.cuda_graph_prompt_tokens == "as_used"
         llm.sleep()
         left[:] = [2]
         llm.wake_up()

@@ -19,6 +19,7 @@ from app.worker.graphs import cuda_graphs, prompt_graphs
 from app.worker.graphs.cuda_graphs import CudaGraphs
 from app.worker.graphs.prompt_graphs import PromptGraphs
 from app.worker.graphs.prompt_step import MOST_TOKENS, PromptStep
+from app.worker.graphs.prompts_as_used import PromptsAsUsed
 from app.worker.graphs.recording import Recorder
 from app.worker.graphs.static_step import MOST_EMPTY, Static, StaticStep, StepKey
 from app.worker.rows.row_state import RowState
@@ -29,7 +30,6 @@ logger = logging.getLogger("manta.graphs")
 
 MOST_AT_START = 128  # graphs: some 0.03 s each, of a large model 0.15
 LEAST_FREE_BYTES = 256 << 20  # of the device, or no more graphs are captured in idle time
-MOST_OF_DEVICE = 0.02  # of its memory, for graphs of steps with prompts: they gain time, but no room
 
 
 class GraphSetup:
@@ -61,7 +61,8 @@ class GraphSetup:
         self._reserved: int | None = None  # bytes; None: nobody asked, as the size of the KV cache was given
         self._of_prompts: int | None = None  # those of them; None: not measured yet
         self._no_prompts: str | None = None  # why steps with prompts are not captured
-        self._taken = 0  # bytes of the device, by graphs of steps with prompts
+        self._are_as_used = config.cuda_graph_prompt_tokens == "as_used"
+        self._kind_of_prompts = PromptsAsUsed if self._are_as_used else PromptGraphs
         self._is_full = False  # no more is captured
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None:
@@ -72,8 +73,9 @@ class GraphSetup:
             asked = config.cuda_graph_prompt_tokens
             self._no_prompts = prompt_graphs.refusal(config, forward)
             if self._no_prompts is None:
-                self.prompt_step = PromptStep(forward, state, min(most, MOST_TOKENS if asked == "auto" else asked))
-            elif config.cuda_graphs == "on" and asked not in ("auto", 0):
+                most = min(most, asked if isinstance(asked, int) else MOST_TOKENS)
+                self.prompt_step = PromptStep(forward, state, most)
+            elif config.cuda_graphs == "on" and asked and isinstance(asked, int):
                 reason = f"cuda_graph_prompt_tokens={asked}, but {self._no_prompts}; use auto"
                 raise ConfigError(reason, param="cuda_graph_prompt_tokens")
         else:
@@ -96,7 +98,7 @@ class GraphSetup:
     def capture(self) -> Static | None:
         """The steps captured over the KV cache as it is now, which must stay where it is; None: there are no graphs.
         What is more than a start has time for is left to `capture_next`."""
-        self._graphs, self.prompts, self._is_full, self._taken = None, None, False, 0
+        self._graphs, self.prompts, self._is_full = None, None, False
         if self.step is None:
             return None
         try:
@@ -109,10 +111,12 @@ class GraphSetup:
         self._graphs = graphs
         self._measure_prompts()
         if self.prompt_step is not None and self.prompt_step.keys:
-            self.prompts = PromptGraphs(self.prompt_step, graphs.recorder)
+            self.prompts = self._kind_of_prompts(self.prompt_step, graphs.recorder)
         sizes, left = self.step.sizes, self.num_missing
         extra = f"; {left} more while the engine idles" if left else ""
-        if self.prompts is not None:
+        if self._are_as_used:
+            extra += "; those of steps with prompts as they come" if self.prompts is not None else ""
+        elif self.prompts is not None:
             extra += f", those of steps with up to {self.prompts.step.sizes[-1]} prompt tokens among them"
         elif self._no_prompts is not None and self._config.cuda_graph_prompt_tokens not in ("auto", 0):
             extra += f"; steps with prompts: none ({self._no_prompts})"
@@ -137,7 +141,8 @@ class GraphSetup:
             if graphs.missing or self.prompts is None:
                 graphs.capture(graphs.missing[:1])
             else:
-                self._capture_prompts(self.prompts)
+                self.prompts.capture(self.prompts.missing[:1])
+                self._is_full |= self.prompts.is_full
         except Exception as error:  # as above
             self._is_full = True
             if self._are_bound:  # the others have captured it, or wait in its sums
@@ -148,15 +153,6 @@ class GraphSetup:
         self._is_full |= torch.cuda.mem_get_info(self._device)[0] < LEAST_FREE_BYTES
         return self.num_missing
 
-    def _capture_prompts(self, prompts: PromptGraphs) -> None:
-        """One more of them. What the driver keeps of each is in no pool, so it is taken from what the device has left,
-        as by a trial (`measure`), and bounded where the size of the KV cache was given, too."""
-        before, total = torch.cuda.mem_get_info(self._device)
-        prompts.capture(prompts.missing[:1])
-        taken = before - torch.cuda.mem_get_info(self._device)[0]
-        self._taken += min(max(0, taken), cuda_graphs.MOST_OF_DRIVER)
-        self._is_full |= self._taken > MOST_OF_DEVICE * total
-
     def _missing(self) -> list[object]:
         """The steps that are not captured yet."""
         found = () if self._graphs is None else self._graphs.missing
@@ -166,14 +162,14 @@ class GraphSetup:
         """Bytes to keep for graphs of steps with prompts; there are none where the device does not wait for the
         host."""
         step = self.prompt_step
-        if step is None or self._of_prompts is not None:
+        if step is None or self._are_as_used or self._of_prompts is not None:
             return self._of_prompts or 0
         try:
             if self._config.cuda_graph_prompt_tokens == "auto":
                 step.limit(prompt_graphs.waits_up_to(step, self._device))
             make = partial(PromptGraphs, step, Recorder(self._device))
             self._of_prompts = cuda_graphs.measure(make, self._device) if step.keys else 0
-            most = int(MOST_OF_DEVICE * torch.cuda.mem_get_info(self._device)[1])
+            most = int(prompt_graphs.MOST_OF_DEVICE * torch.cuda.mem_get_info(self._device)[1])
             self._of_prompts = min(self._of_prompts, most)
         except Exception as error:  # as above
             logger.warning("CUDA graphs: steps with prompts cannot be captured", exc_info=error)

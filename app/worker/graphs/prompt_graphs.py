@@ -21,10 +21,12 @@ from app.layers.context import HiddenStates
 from app.layers.rotary import ROPE_POSITIONS
 from app.records.step import ModelRunnerOutput
 from app.worker.forward_pass import ForwardPass
+from app.worker.graphs.cuda_graphs import MOST_OF_DRIVER
 from app.worker.graphs.prompt_step import PromptKey, PromptStep
 from app.worker.graphs.recording import Recorder, no_collection
 from app.worker.rows.input_batch import InputBatch
 
+MOST_OF_DEVICE = 0.02  # of its memory, for graphs of steps with prompts: they gain time, but no room
 RUNS = 3  # of each, of which the quickest counts
 REPLAYS = 2  # the same, while a request may wait
 NO_SLOWER = 1.02  # times as long: of steps that differ by less the smallest runs
@@ -52,11 +54,7 @@ class PromptReplays:
 
     def hidden(self, batch: InputBatch) -> HiddenStates | None:
         """The hidden states of a step from a replay; None: it brings what none has, or there is none for it."""
-        meta, brought = batch.attention, batch.view.layer_inputs
-        is_moved = brought.keys() == {ROPE_POSITIONS} and brought[ROPE_POSITIONS].ndim == 1
-        if meta.cascade or meta.drafted is not None or (brought and not is_moved):
-            return None
-        fitting = [key for key in self.step.keys_for(meta) if key in self.replays]
+        fitting = [key for key in self.keys_for(batch) if key in self.replays]
         if not fitting:
             return None
         least_s = min(map(self._seconds_of, fitting))
@@ -65,6 +63,14 @@ class PromptReplays:
         self.replays[key]()
         self._num_replayed += 1
         return self.step.hidden_of(key, batch)
+
+    def keys_for(self, batch: InputBatch) -> Sequence[PromptKey]:
+        """The steps that such a one can run as, the smallest first; none: it brings what none of them has."""
+        meta, brought = batch.attention, batch.view.layer_inputs
+        is_moved = brought.keys() == {ROPE_POSITIONS} and brought[ROPE_POSITIONS].ndim == 1
+        if meta.cascade or meta.drafted is not None or (brought and not is_moved):
+            return ()
+        return self.step.keys_for(meta)
 
     def report(self, output: ModelRunnerOutput) -> None:
         """Count the replays in what goes back to the host."""
@@ -87,9 +93,17 @@ class PromptGraphs(PromptReplays):
         super().__init__(step)
         self._recorder = recorder
         self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._taken = 0  # bytes of the device
+
+    @property
+    def is_full(self) -> bool:
+        """True if they have taken their share of the device."""
+        return self._taken > MOST_OF_DEVICE * torch.cuda.mem_get_info(self.step.device)[1]
 
     def capture(self, keys: Sequence[PromptKey]) -> None:
-        """Capture these steps in their order. No step is out."""
+        """Capture these steps in their order. Nothing runs meanwhile. What the driver keeps of each is in no pool, so
+        what they take is told by what the device has left, as by a trial (`cuda_graphs.measure`)."""
+        before = torch.cuda.mem_get_info(self.step.device)[0]
         with no_collection():
             for key in keys:
                 self.step.pad_all(key)
@@ -99,6 +113,8 @@ class PromptGraphs(PromptReplays):
                 self.seconds[key] = min(_replayed_s(graph) for _ in range(REPLAYS))
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the runs before the captures used on the side stream
+        taken = before - torch.cuda.mem_get_info(self.step.device)[0]
+        self._taken += min(max(0, taken), MOST_OF_DRIVER * len(keys))
 
     def release(self) -> None:
         """See PromptReplays."""
@@ -118,14 +134,19 @@ def waits_up_to(step: PromptStep, device: torch.device) -> int:
     little of its time is left behind them. 0: in none."""
     found = 0
     for key in (PromptKey(size, 1) for size in step.sizes if size in PROBES or size == step.sizes[-1]):
-        step.pad_all(key)
-        step.run(key)  # loads what was not compiled yet
-        with no_collection():
-            launch_s, whole_s = min((_timed(step, key, device) for _ in range(RUNS)), key=lambda times: times[1])
-        if whole_s - launch_s > (LEAST_BEHIND if key.tokens <= CLOSE_TOKENS else LEAST_BEHIND_LARGE) * whole_s:
+        if not waits(step, key, device):
             break
         found = key.tokens
     return found
+
+
+def waits(step: PromptStep, key: PromptKey, device: torch.device) -> bool:
+    """True if in this step the device waits for the host's launches, or may. Nothing runs meanwhile."""
+    step.pad_all(key)
+    step.run(key)  # loads what was not compiled yet
+    with no_collection():
+        launch_s, whole_s = min((_timed(step, key, device) for _ in range(RUNS)), key=lambda times: times[1])
+    return whole_s - launch_s <= (LEAST_BEHIND if key.tokens <= CLOSE_TOKENS else LEAST_BEHIND_LARGE) * whole_s
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph) -> float:

@@ -74,6 +74,7 @@ class PromptStep:
 
     def __init__(self, forward: ForwardPass, state: RowState, most_tokens: int) -> None:
         self._forward, self._state, self._takes_context = forward, state, forward.captures_context
+        self.device = state.device
         max_num_seqs, width = state.token_ids.shape
         self.sizes = prompt_sizes(min(most_tokens, width))  # all of a step may be padding, which is a row as others
         self.kinds = [kind for kind in KINDS if kind.decodes + kind.prompts <= max_num_seqs]

@@ -71,11 +71,12 @@ def launch_static(step: StaticStep) -> None:
 
 
 def launch_prompts(step: PromptStep) -> None:
-    """The largest step with prompts of each kind that may be captured: the plan's own have the kernels of all sizes."""
-    largest = {key.kind: key for key in sorted(step.keys)}
-    for key in largest.values():
-        step.pad_all(key)
-        step.run(key)
+    """The largest step with prompts of each kind that may be captured: the plan's own have the kernels of all sizes. No
+    kernel is compiled for how many rows decode, so those that only fill rounds have the others'."""
+    for key in step.keys:
+        if key.tokens == step.sizes[-1]:
+            step.pad_all(key)
+            step.run(key)
 
 
 def draw(logits: torch.Tensor) -> None:

@@ -91,7 +91,7 @@ def test_no_more_of_the_device_than_a_small_share(driver: Driver, monkeypatch: p
     FakeCuda(monkeypatch)
     monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
     monkeypatch.setattr(prompt_graphs, "refusal", lambda *_: None)
-    monkeypatch.setattr("app.worker.graphs.graph_setup.MOST_OF_DEVICE", 8 / (1 << 14))  # 8 MiB; each takes 3
+    monkeypatch.setattr("app.worker.graphs.prompt_graphs.MOST_OF_DEVICE", 8 / (1 << 14))  # 8 MiB; each takes 3
     with torch.inference_mode():
         setup = set_up(driver, cuda_graph_prompt_tokens=128)
         assert setup.capture() is not None
