@@ -3,7 +3,8 @@
 A kernel is compiled when it is first launched, and a launch waits for it: a start that meets some sixty kernels one
 after another takes some sixty times 0.3 s. Inside `compile_ahead` launches only say which kernels there will be, and
 threads compile those, or read them from disk, meanwhile. Nearly all of a compilation is native code that lets other
-Python threads run; where processes could be had (compile_processes.py), they do what is to be compiled.
+Python threads run; where processes could be had (compile_processes.py), they do what is to be compiled. Of several
+ranks of a host one compiles a kernel, and the others take it from disk.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import sha256
 from types import ModuleType
 from typing import Any
@@ -33,6 +36,8 @@ logger = logging.getLogger("manta.kernels")
 # What of a compilation is Python waits for the other threads': more of them only wait.
 MOST_THREADS = 8
 MOST_PROCESSES = 16  # each with a thread that only waits for it
+WAIT_S = 120  # for a kernel that another rank has begun: then it is compiled here, too
+ASK_S = 0.005  # how often it is asked for
 SWITCH_S = 0.0005  # how long one that came back from native code waits for another's Python
 _own = threading.local()  # a thread's compiler
 _one_at_a_time = threading.Lock()  # in a process: Triton's launch is replaced meanwhile
@@ -54,11 +59,20 @@ class _Kernel:
     key: Any
     make: Callable[[], Any]
     source: Callable[[], bytes | None] = lambda: None  # for a process that compiles it onto the disk
+    folder: Callable[[], str | None] = lambda: None  # that it is to lie in there, where other ranks may make it, too
+    wait_s: float = 0.0  # for one of them that is at it
 
-    def load(self) -> None:
-        """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler."""
+    def load(self) -> bool:
+        """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler. False: another
+        rank is at it, and nothing was done."""
         if self.key in self.table:  # another thread was faster
-            return
+            return True
+        with _claimed(self.folder(), self.wait_s) as is_ours:
+            if is_ours or self.wait_s:
+                self._load()
+            return is_ours or bool(self.wait_s)
+
+    def _load(self) -> None:
         if (source := self.source()) is not None and (compiler := _compiler()) is not None:
             with suppress(OSError):
                 compiler.compile(source)
@@ -71,13 +85,13 @@ class _Kernel:
 def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
     """Within the block, this thread's launches run nothing: what they would have written stays as it was, mostly
     uninitialised. A pool of threads compiles their kernels for `device` and loads them; the block's end waits for it.
-    Each of `ranks` does so, and they share the host's cores.
+    Each of `ranks` does so, and they share the host's cores; what one of them has begun the others leave for last.
 
     Raises what the block raises, and an interrupt while its end waits, without those kernels that no thread had begun;
     one that cannot be compiled or loaded
     is only counted. Launches of other threads are what they always are. In Triton's interpreter nothing is changed.
     """
-    ahead, kernels, known = Ahead(), dict[tuple[int, Any], Future[None]](), set[Any]()
+    ahead, kernels, known = Ahead(), dict[tuple[int, Any], tuple[_Kernel, Future[bool]]](), set[Any]()
     me, run, make = threading.get_ident(), JITFunction.run, JITFunction._do_compile
 
     def run_nothing(function: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
@@ -98,16 +112,19 @@ def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
         kernel = _Kernel(
             *(table, key, lambda: make(function, key, *details, **keywords)),
             lambda: _source(function, *details, **keywords),
+            lambda: _folder(function, *details, **keywords) if ranks > 1 else None,
         )
         if (id(table), key) not in kernels:
-            kernels[id(table), key] = _submitted(pool, kernel)
+            kernels[id(table), key] = kernel, _submitted(pool, kernel)
         return kernel  # not in Triton's table: other threads read it
 
     with _one_at_a_time, _threads(device, ranks) as pool:
         JITFunction.run, JITFunction._do_compile = run_nothing, make_later
         try:
             yield ahead
-            ahead.compiled = sum(_is_loaded(kernel) for kernel in kernels.values())
+            left = [kernel for kernel, done in kernels.values() if _is_left(done)]
+            again = [_submitted(pool, replace(kernel, wait_s=WAIT_S)) for kernel in left]
+            ahead.compiled = sum(map(_is_loaded, [*(done for _, done in kernels.values()), *again]))
             ahead.failed = len(kernels) - ahead.compiled
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -117,20 +134,51 @@ def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
             compile_processes.end()
 
 
-def _submitted(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:
+def _submitted(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[bool]:
     try:
         return pool.submit(kernel.load)
     except RuntimeError as error:  # no thread to be had
-        failed = Future[None]()
+        failed = Future[bool]()
         failed.set_exception(error)
         return failed
 
 
-def _is_loaded(kernel: Future[None]) -> bool:
+def _is_left(kernel: Future[bool]) -> bool:
+    """Waits for it; true if another rank was at it."""
+    return kernel.exception() is None and not kernel.result()
+
+
+def _is_loaded(kernel: Future[bool]) -> bool:
     """Waits for it. One that fails here fails again at its launch."""
     if (error := kernel.exception()) is not None:
         logger.debug("a kernel was not compiled ahead", exc_info=error)
-    return error is None
+    return error is None and kernel.result()
+
+
+@contextmanager
+def _claimed(folder: str | None, wait_s: float) -> Iterator[bool]:
+    """Within the block no other rank makes what will lie in the folder; false: one does, for longer than `wait_s`."""
+    if folder is None:
+        yield True
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        end_s = time.monotonic() + wait_s
+        while not (is_ours := _locks(handle)) and time.monotonic() < end_s:
+            time.sleep(ASK_S)
+        yield is_ours
+    finally:
+        os.close(handle)  # with which the lock goes
+
+
+def _locks(handle: int) -> bool:
+    try:
+        flock(handle, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a disk without locks
+        return True
+    return True
 
 
 def _alike(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -206,17 +254,24 @@ def _compiler() -> compile_processes.Compiler | None:
 
 def _source(function: Any, signature: Any, device: Any, *details: Any, **_: Any) -> bytes | None:
     """Returns what another process compiles it from, if one can and it is not on disk."""
-    if not compile_processes.are_there():
+    if not compile_processes.are_there() or _folder(function, signature, device, *details) is None:
         return None
     try:
-        (constants, options, attributes), (_, _, target, backend, _) = details[:3], function.device_caches[device]
-        source = function.ASTSource(function, signature, constants, attributes)
-        key = get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
-        kept = get_cache_manager(sha256(key.encode()).hexdigest())
-        if kept.get_group(f"{source.name[:150]}.json"):
-            return None
+        (constants, options, attributes), target = details[:3], function.device_caches[device][2]
         return compile_processes.described(function, target, signature, constants, options, attributes)
     except Exception:  # of pickle's, for which there is no common one
+        return None
+
+
+def _folder(function: Any, signature: Any, device: Any, *details: Any, **_: Any) -> str | None:
+    """Returns where it is to lie on disk; None: it does already, or nobody can tell."""
+    try:
+        (constants, options, attributes), backend = details[:3], function.device_caches[device][3]
+        source = function.ASTSource(function, signature, constants, attributes)
+        key = get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
+        kept: Any = get_cache_manager(sha256(key.encode()).hexdigest())
+        return None if kept.get_group(f"{source.name[:150]}.json") else kept.cache_dir
+    except Exception:  # of whichever compiler and cache there are
         return None
 
 

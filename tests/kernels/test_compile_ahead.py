@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -62,23 +64,49 @@ def kernel_that(make: Callable[[], Any]) -> _Kernel:
     return _Kernel({}, 0, make)
 
 
+def test_what_another_rank_compiles_is_left_for_last(tmp_path: Path) -> None:
+    made, other = list[int](), os.open(tmp_path, os.O_RDONLY)
+
+    def make() -> Any:
+        made.append(len(made))
+        return SimpleNamespace(run=None)
+
+    kernel = replace(kernel_that(make), folder=lambda: str(tmp_path))
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert not kernel.load()
+    with ThreadPoolExecutor(1) as pool:
+        waits = _submitted(pool, replace(kernel, wait_s=patience_s(60)))
+        os.close(other)  # the other rank is done
+        assert _is_loaded(waits)
+    assert kernel.load()
+    assert made == [0, 1]
+
+
+def test_a_rank_that_hangs_holds_no_other_up(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    kernel = kernel_that(lambda: SimpleNamespace(run=None))
+    assert replace(kernel, folder=lambda: str(tmp_path), wait_s=0.01).load()
+    os.close(other)
+
+
 def test_an_interrupt_while_the_end_waits_drops_what_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, submitted, dropped = list[int](), list[Future[None]](), threading.Event()
+    made, submitted, dropped = list[int](), list[Future[bool]](), threading.Event()
 
     def make(_: Any, key: int, *__: Any) -> Any:
         made.append(key)
         dropped.wait(patience_s(20))  # all of it only where none is dropped
         return SimpleNamespace(run=None)
 
-    def submit(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[None]:
+    def submit(pool: ThreadPoolExecutor, kernel: _Kernel) -> Future[bool]:
         submitted.append(_submitted(pool, kernel))
         return submitted[-1]
 
-    def interrupt(_: Future[None]) -> bool:
+    def interrupt(_: Future[bool]) -> bool:
         submitted[-1].add_done_callback(lambda _: dropped.set())
         raise KeyboardInterrupt
 
-    for name, value in {"MOST_THREADS": 1, "_submitted": submit, "_is_loaded": interrupt, "triton_key": str}.items():
+    for name, value in {"MOST_THREADS": 1, "_submitted": submit, "_is_left": interrupt, "triton_key": str}.items():
         monkeypatch.setattr(compile_ahead, name, value)
     monkeypatch.setattr(JITFunction, "_do_compile", make)
     function: Any = SimpleNamespace(cache_key="", device_caches={0: ({},)})
