@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.kernels.moe import GLU
 from app.kernels.whole_step import StepExperts
 from app.layers.context import BuildContext
 from app.layers.experts.expert_mlp import ExpertMLP
@@ -16,18 +15,19 @@ def step_experts(mlp: Any, ctx: BuildContext) -> StepExperts | None:
     if type(mlp) is not ExpertMLP or mlp.shared_experts is not None or mlp.num_identity:
         return None
     gate, rule, experts = mlp.gate, mlp.gate.rule, mlp.experts
-    is_plain_gate = gate.bias is None and gate.e_score_correction_bias is None and gate.dtype == ctx.dtype
+    is_plain_gate = gate.e_score_correction_bias is None and gate.dtype == ctx.dtype
     is_softmax = rule.scoring in ("softmax", "softmax_of_chosen") and rule.logits_dtype == ctx.dtype
     is_plain_rule = rule.scale == 1.0 and rule.num_groups == 1 and rule.weights_dtype in (None, ctx.dtype)
     # Where experts move, or lie on several ranks, a layer counts who chose them, or chooses among those it has.
     is_whole = experts.map is None and not experts.num_shared and not experts.weighs_input
-    if not (is_plain_gate and is_softmax and is_plain_rule and is_whole) or experts.activation != GLU():
+    if not (is_plain_gate and is_softmax and is_plain_rule and is_whole):
         return None
     return StepExperts(
         mlp.num_experts,
         rule.top_k,
         weighs_chosen=rule.renormalize or rule.scoring == "softmax_of_chosen",
         rounds_weights=rule.weights_dtype is not None,
+        activation=experts.activation,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from app.kernels.attention import AttentionMetadata
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.moe.stacked import StackedExperts
-from app.kernels.whole_step import WHOLE_STEPS, StepLayer, StepShape, StepToken, StepWeight, WholeStep
+from app.kernels.whole_step import WHOLE_STEPS, StepBiases, StepLayer, StepShape, StepToken, StepWeight, WholeStep
 from app.layers.attention import Attention
 from app.layers.context import BuildContext, ForwardContext
 from app.layers.experts.expert_linear import ExpertLinear
@@ -54,10 +54,15 @@ class DecoderStep:
         experts, *others = {step_experts(layer.mlp, ctx) for layer in layers}
         if others:  # some layers have experts, or other ones
             return None
+        biases, sinks, windows = (
+            _alike(found(one) for one in layers) for found in (_has_biases, _has_sinks, _has_window)
+        )
+        if biases is None or sinks is None:  # some products have one, or some layers' heads
+            return None
         width = s.intermediate_size if experts is None or s.experts is None else s.experts.intermediate_size
         shape = StepShape(
             s.hidden_size, s.num_heads, s.num_kv_heads, first.head_dim, width, s.norm_eps, first.scale,
-            first.q_norm is not None, experts,
+            first.q_norm is not None, experts, biases, sinks, windows is not False,
         )  # fmt: skip
         steps = (make(shape, ctx.device) for make in WHOLE_STEPS.all_on(ctx.device))
         step = next((one for one in steps if one is not None), None)
@@ -81,8 +86,16 @@ class DecoderStep:
         linears = (one for layer in self._layers for one in _linears(layer))
         if rotation.query_scale is not None or any(_weight(one) is None or one.delta is not None for one in linears):
             return None
-        token = StepToken(rotation.cos, rotation.sin, meta.slot_mapping, meta.seq_lens, meta.block_table)
-        layers = [_tensors(layer, ctx.kv_caches[layer.self_attn.layer_index]) for layer in self._layers]
+        places = [layer.self_attn.layer_index for layer in self._layers]
+        tables = [(ctx.attention[place].slot_mapping, ctx.attention[place].block_table) for place in places]
+        groups = {table.data_ptr(): (slots, table) for slots, table in tables}  # the first layer's come first
+        numbers = list(groups)
+        more = tuple(groups.values())[1:]
+        token = StepToken(rotation.cos, rotation.sin, meta.slot_mapping, meta.seq_lens, meta.block_table, more)
+        layers = [
+            _tensors(layer, ctx.kv_caches[place], numbers.index(table.data_ptr()))
+            for layer, place, (_, table) in zip(self._layers, places, tables, strict=True)
+        ]
         return self._step.run(x, layers, token)
 
     def _is_long(self, meta: AttentionMetadata) -> bool:
@@ -104,13 +117,34 @@ def _is_plain(layer: Any, settings: DecoderSettings, ctx: BuildContext) -> bool:
         return False
     norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [] if attention.q_norm is None else [attention.q_norm, attention.k_norm]
-    wants = (attention.sliding_window, attention.soft_cap, attention.slopes, attention.sinks, attention.clip)
+    wants = (attention.soft_cap, attention.slopes, attention.clip, attention.value_eps)
     return (
         all(type(norm) is RMSNorm and norm.eps == settings.norm_eps for norm in norms)
-        and all(want is None for want in (*wants, attention.value_eps))
+        and all(want is None for want in wants)
         and not attention.gates_output
-        and not any(linear.bias is not None or linear.is_streamed for linear in _linears(layer))
+        and not any(linear.is_streamed for linear in _linears(layer))
     )
+
+
+def _alike(found: Iterable[bool | None]) -> bool | None:
+    """Returns what all of them are; None: they are not alike."""
+    first, *others = set(found)
+    return None if others else first
+
+
+def _has_biases(layer: PreNormLayer) -> bool | None:
+    """None: some of its products have one."""
+    gate: Any = layer.mlp.gate if isinstance(layer.mlp, ExpertMLP) else None
+    products = [*_linears(layer), *([] if gate is None else [gate])]
+    return _alike(product.bias is not None for product in products)
+
+
+def _has_sinks(layer: Any) -> bool:
+    return layer.self_attn.sinks is not None
+
+
+def _has_window(layer: Any) -> bool:
+    return layer.self_attn.sliding_window is not None
 
 
 def _linears(layer: PreNormLayer) -> Iterator[Linear | ExpertLinear]:
@@ -129,11 +163,21 @@ def _weight(linear: Linear | ExpertLinear) -> StepWeight | None:
     return packed.stored if isinstance(packed, TiledWeight) and packed.keeps_inputs else None
 
 
-def _tensors(layer: PreNormLayer, cache: torch.Tensor) -> StepLayer:
+def _tensors(layer: PreNormLayer, cache: torch.Tensor, group: int) -> StepLayer:
     qkv, output, gate_up, down = (weight for linear in _linears(layer) if (weight := _weight(linear)) is not None)
     attention: Any = layer.self_attn
     first, second = layer.input_layernorm, layer.post_attention_layernorm
     assert first is not None
     query, key = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
     router = layer.mlp.gate.multiplier if isinstance(layer.mlp, ExpertMLP) else None
-    return StepLayer(first.weight, qkv, query, key, output, second.weight, gate_up, down, cache, router)
+    return StepLayer(
+        first.weight, qkv, query, key, output, second.weight, gate_up, down, cache, router, _biases(layer),
+        attention.sinks, attention.sliding_window, group,
+    )  # fmt: skip
+
+
+def _biases(layer: PreNormLayer) -> StepBiases | None:
+    if not isinstance(layer.mlp, ExpertMLP) or layer.mlp.gate.bias is None:
+        return None
+    qkv, output, gate_up, down = (bias for linear in _linears(layer) if (bias := linear.bias) is not None)
+    return StepBiases(qkv, output, layer.mlp.gate.bias, gate_up, down)

@@ -37,7 +37,7 @@ ROUND_PRODUCTS = {"rotate_and_write_kernel", "rotate_heads_kernel", "rotate_and_
 JOINED = re.compile(r"\bfma\.|\b(?:mul|add|sub)\.(?:ftz\.)?f32\b")
 
 # Kernels that let stages go that plain loads have read.
-LET_STAGES_GO = {"whole_step_kernel"}
+LET_STAGES_GO = {"whole_step_kernel", "sinks_step_kernel"}
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;\n]+?)\s*;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* 0x([0-9a-f]{16}) \*/")
 ARRIVAL = "SYNCS.ARRIVE.TRANS64.A1T0"
 BARRIER = "BAR.SYNC"
@@ -115,7 +115,8 @@ def fault_of_stages(launch: Launch, sass: str) -> str | None:
     fence behind it. Where no barrier stands between a wait and an arrival, one warp arrives for itself."""
     c = launch.constants
     # The stages come first. Of what lies behind them those of 4 bits have parts, too.
-    size = None if str(c["FORM"]).startswith("nibble ") else c["STAGES"] * c["GROUP"] * c["CL"] * 128
+    is_of_bits = str(c.get("FORM", "nibble ")).startswith("nibble ")
+    size = None if is_of_bits else c["STAGES"] * c["GROUP"] * c["CL"] * 128
     code = [Instruction.of(found) for found in INSTRUCTION.finditer(sass)]
     for at, one in enumerate(code):
         if ARRIVAL not in one.text:

@@ -19,6 +19,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from app.kernels.gemm.stored import bit_moves, code_bits
 from app.kernels.quick_launch import QuickKernel
 
 _PANEL = 64  # columns that lie together, of 16-bit numbers in shared memory
@@ -210,6 +211,11 @@ def _product(a: Any, b: Any, acc: torch.Tensor, *, use_acc: bool = True, is_asyn
 
 def _unpacked(words: torch.Tensor, part: int, form: str, dtype: torch.dtype) -> torch.Tensor:
     """Part `part` of words of two numbers of 8 bits, or of four nibbles, which come by 136 too large."""
+    if form == "e2m1":
+        wide = words.as_subclass(torch.Tensor).to(torch.int32)
+        moves = bit_moves(code_bits("e2m1", part), code_bits("e2m1", 0)).items()  # the first lies where bf16 has it
+        bits = sum((wide << left if left >= 0 else wide >> -left) & mask for left, mask in moves)
+        return torch.as_tensor(bits).to(torch.int16).view(dtype).as_subclass(Numbers)
     if form == "nibble":
         return (words.to(torch.int32) >> 4 * part & 15).add(128).to(dtype)
     codes = (words.as_subclass(torch.Tensor) >> 8 * part & 0xFF).to(torch.uint8)
@@ -329,7 +335,7 @@ _HOPPERS = {
     "fence_async_shared": _nothing, "thread_barrier": _nothing, "warpgroup_mma": _product,
     "warpgroup_mma_wait": _wait, "mma_v2": _product, "unpack": _unpacked,
     "async_copy": types.SimpleNamespace(
-        async_copy_global_to_shared=lambda to, pointer: to.store(_load(pointer)),
+        async_copy_global_to_shared=lambda to, pointer, mask=True: to.store(_load(pointer, mask)),
         mbarrier_arrive=lambda barrier, increment_count: _one(barrier).change(arrivals=32),  # a warp's threads
     ),
     "side_type": lambda form, side: getattr(torch, form.split()[1 + side]),

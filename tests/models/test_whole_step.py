@@ -17,6 +17,7 @@ from app.kernels.attention import AttentionMetadata
 from app.kernels.gemm import tiled
 from app.kernels.gemm.fp8_block import Fp8OnlyWeight
 from app.kernels.gemm.stored import StoredTiles
+from app.kernels.moe import GLU
 from app.kernels.moe.stacked import stack_experts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.reference import whole_step
@@ -26,6 +27,7 @@ from app.layers.shown import show
 from app.models import whole_step as at_once
 from app.models.step_experts import is_adapted, step_experts
 from app.worker.graphs.static_step import LONG, StaticStep, StepKey
+from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
@@ -41,6 +43,7 @@ class Counted:
     positions: list[int] = field(default_factory=list)
     weights: list[StepWeight] = field(default_factory=list)
     asked: StepWeight | None = None
+    places: set[tuple[int | None, int]] = field(default_factory=set)  # windows and groups of layers
 
     def longest_with(self, weight: StepWeight) -> int | None:
         self.asked = weight
@@ -50,6 +53,7 @@ class Counted:
         assert x.shape == (1, self.shape.hidden)
         assert all(layer.qkv.shape[1] == self.shape.hidden for layer in layers)
         self.positions.append(int(token.seq_len) - 1)
+        self.places = {(layer.window, layer.group) for layer in layers}
         self.weights = [weight for layer in layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return whole_step(x, layers, token, self.shape)
 
@@ -198,7 +202,7 @@ def test_experts_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyP
         assert step_experts(mlp, ctx) is None
     mlp.gate.rule = replace(rule, renormalize=True)
     assert step_experts(mlp, ctx) == StepExperts(6, 2, weighs_chosen=True, rounds_weights=True)
-    places = ((mlp, "shared_experts"), (mlp, "num_identity"), (mlp.gate, "bias"), (mlp.experts, "map"))
+    places = ((mlp, "shared_experts"), (mlp, "num_identity"), (mlp.experts, "map"))
     for place, name in (*places, (mlp.gate, "e_score_correction_bias"), (mlp.experts, "weighs_input")):
         before = getattr(place, name)
         setattr(place, name, 1)
@@ -206,6 +210,29 @@ def test_experts_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyP
         setattr(place, name, before)
     mlp.experts.down_proj.pair_delta = SimpleNamespace()
     assert is_adapted(mlp)
+
+
+def test_a_model_with_sinks_and_windows(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of layers keep blocks of their own, and all products have biases; tokens are as likely either way."""
+    directory = str(tiny_model("gpt_oss", **{**EXPERT_VARIANTS["gpt_oss"][1], "initializer_range": 0.1}))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    found = []
+    for _ in range(2):
+        with LLM(directory, tokenizer=str(ASSETS / "tiny-chat"), dtype="bfloat16") as llm:
+            made[-1].positions.clear()
+            found.append(llm.generate([list(range(40, 61))], [params], use_tqdm=False)[0].outputs[0])
+        monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    shape = made[0].shape
+    assert made[0].positions == list(range(21, 28))
+    assert (shape.has_biases, shape.has_sinks, shape.has_windows) == (True, True, True)
+    assert shape.experts is not None
+    assert shape.experts.activation == GLU(limit=7.0, alpha=1.702, up_offset=1.0)
+    assert made[0].places == {(9, 0), (None, 1)}
+    whole, layered = found
+    for one, other in zip(whole.logprobs or [], layered.logprobs or [], strict=True):
+        if one.token_ids[0] != other.token_ids[0]:
+            break
+        assert one.logprobs[0] == pytest.approx(other.logprobs[0], abs=0.3)
 
 
 def test_stored_experts(monkeypatch: pytest.MonkeyPatch) -> None:

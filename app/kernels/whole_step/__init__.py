@@ -8,13 +8,14 @@ serve is computed layer by layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.kernel_table import HOPPER, TRITON, Candidate, KernelTable, Needs
+from app.kernels.moe import GLU
 from app.kernels.moe.stacked import StackedExperts
 
 
@@ -27,6 +28,7 @@ class StepExperts:
     chosen: int
     weighs_chosen: bool  # over the scores of the chosen alone; else over all
     rounds_weights: bool  # to the type of x
+    activation: GLU = field(default_factory=GLU)
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,9 +44,23 @@ class StepShape:
     scale: float  # of scores
     norms_heads: bool  # whether queries and keys are normed before they are rotated
     experts: StepExperts | None = None  # None: every token goes through the same gate, up and down
+    has_biases: bool = False  # whether all products have one, the router's and the experts' among them
+    has_sinks: bool = False  # whether heads have one
+    has_windows: bool = False  # whether some layers see the newest tokens alone
 
 
 StepWeight = torch.Tensor | StoredTiles | StackedExperts  # in the type of x, or stored; the last of all experts
+
+
+@dataclass(slots=True, frozen=True)
+class StepBiases:
+    """Holds what a layer's products add, of the type of x."""
+
+    qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim]
+    output: torch.Tensor  # [hidden]
+    router: torch.Tensor  # [experts]
+    gate_up: torch.Tensor  # [experts, 2 intermediate]
+    down: torch.Tensor  # [experts, hidden]
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,6 +77,10 @@ class StepLayer:
     down: StepWeight  # [hidden, intermediate]
     cache: torch.Tensor  # [B, 2, kv_heads, S, head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
+    biases: StepBiases | None = None
+    sinks: torch.Tensor | None = None  # fp32 [heads]: logits of a key that every token sees, whose value is 0
+    window: int | None = None  # tokens that are seen, the step's own among them; None: all
+    group: int = 0  # its blocks are the token's (0), or those of `StepToken.more`
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,6 +92,7 @@ class StepToken:
     slot: torch.Tensor  # int64 [1], below 0: its key and value are not written
     seq_len: torch.Tensor  # int32 [1], itself included
     blocks: torch.Tensor  # int32 [..., M]
+    more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # slot and blocks of further groups of layers
 
 
 class WholeStep(Protocol):
@@ -90,4 +111,5 @@ MakeWholeStep = Callable[[StepShape, torch.device], WholeStep | None]
 WHOLE_STEPS: KernelTable[MakeWholeStep] = KernelTable(
     "whole steps",
     Candidate("app.kernels.whole_step.persistent:make", Needs(TRITON.kernels, generations=HOPPER.generations)),
+    Candidate("app.kernels.whole_step.with_sinks:make", Needs(TRITON.kernels, generations=HOPPER.generations)),
 )

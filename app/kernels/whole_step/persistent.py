@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
+from app.kernels.moe import GLU
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight
 from app.kernels.whole_step.forms import (
     BF16,
@@ -63,6 +64,8 @@ class StepTile:
 def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -> StepTile | None:
     """The tile for a shape; None: rows do not part evenly among programs, or not into stages."""
     s = shape
+    if s.has_biases or s.has_sinks or s.has_windows or (s.experts is not None and s.experts.activation != GLU()):
+        return None
     read = s.heads * s.head_dim
     own = s.hidden // programs
     if s.head_dim != D.value or own & (own - 1) or s.heads & (s.heads - 1):

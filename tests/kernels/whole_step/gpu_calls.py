@@ -11,10 +11,12 @@ import torch
 from app.kernels.gemm.fp8_block import Fp8OnlyWeight
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.moe.stacked import StackedExperts
-from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent, with_sinks
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, form_of
 from tests.kernels.target_gpu import IS_AMD, zeros
 from tests.kernels.whole_step.test_gluon_nibbles import layers_of as layers_of_nibbles
+from tests.kernels.whole_step.test_with_sinks import CHOICE, GPT_OSS, tokens_at
+from tests.kernels.whole_step.test_with_sinks import layers_of as layers_with_sinks
 
 
 def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
@@ -65,6 +67,12 @@ def whole_step_of_nibbles(shape: StepShape, scales: torch.dtype, offsets: torch.
     assert step.run(zeros(1, shape.hidden), layers, token) is not None
 
 
+def whole_step_with_sinks(shape: StepShape) -> None:
+    """A layer as GPT-OSS has them."""
+    step = with_sinks.StepWithSinks(shape, torch.device("cpu"))
+    assert step.run(zeros(1, shape.hidden), layers_with_sinks(shape, 1), tokens_at(20, shape)) is not None
+
+
 def gpu_calls() -> list[Callable[[], None]]:
     """All of them."""
     if IS_AMD:
@@ -73,7 +81,9 @@ def gpu_calls() -> list[Callable[[], None]]:
     qwen = StepShape(1024, 16, 8, 128, 3072, 1e-6, 0.1, norms_heads=True)
     of_experts = StepExperts(128, 8, weighs_chosen=True, rounds_weights=True)
     qwen_of_experts = StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts)
+    few = replace(GPT_OSS, experts=replace(CHOICE, count=4))  # whose weights are made soon
     return [
+        partial(whole_step_with_sinks, few),
         partial(whole_step, qwen),
         *(partial(whole_step, llama, form) for form in (BF16, INT8, FP8, FP8_BLOCKS)),
         *(partial(whole_step, qwen_of_experts, form) for form in (BF16, FP8_BLOCKS)),

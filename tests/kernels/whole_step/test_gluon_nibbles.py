@@ -138,4 +138,4 @@ def test_on_a_gpu(scales: torch.dtype, offsets: torch.dtype | None) -> None:
     device = torch.device("cuda", 0)
     made, layers = persistent.make(LLAMA, device), layers_of(LLAMA, 2, scales, offsets, device)
     assert made is not None
-    assert_right_every_time(made, layers, LLAMA, (0, 15, 367))
+    assert_right_every_time(made, layers, LLAMA, [token_at(position, LLAMA, device) for position in (0, 15, 367)])

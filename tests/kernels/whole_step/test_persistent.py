@@ -16,7 +16,7 @@ from app.kernels.gemm.stored import StoredTiles
 from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
 from app.kernels.moe.stacked import StackedExperts
-from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent
+from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, WholeStep, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, NIBBLES, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
@@ -247,12 +247,11 @@ def test_experts_of_8_bits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_right_every_time(
-    made: PersistentStep, layers: list[StepLayer], shape: StepShape, positions: Sequence[int]
+    made: WholeStep, layers: list[StepLayer], shape: StepShape, tokens: Sequence[StepToken]
 ) -> None:
     """A GPU's steps are as their definition, and the same to the bit from a graph."""
     device = layers[0].cache.device
-    for position in positions:
-        token = token_at(position, shape, device)
+    for token in tokens:
         x = torch.randn(1, shape.hidden, device=device).to(torch.bfloat16)
         exact = [replace(layer, cache=layer.cache.clone()) for layer in layers]
         expected = whole_step(x, exact, token, shape)
@@ -291,7 +290,8 @@ def test_on_a_gpu(shape: StepShape, form: StepForm) -> None:
     device = torch.device("cuda", 0)
     made, layers = persistent.make(shape, device), layers_of(shape, 2, device, form)
     assert made is not None
-    assert_right_every_time(made, layers, shape, (0, 15, 16, 200, 367))
+    tokens = [token_at(position, shape, device) for position in (0, 15, 16, 200, 367)]
+    assert_right_every_time(made, layers, shape, tokens)
 
 
 def test_no_slot_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
