@@ -238,7 +238,6 @@ class QKVLinear(MergedColumnLinear):
         super().__init__(ctx, input_size, sizes, bias, {"k_proj": copies, "v_proj": copies})
         self.num_heads, self.num_kv_heads = query_heads, kv_heads
         self.first_kv_head = self.output_shares["k_proj"].start // head_dim  # in the whole layer
-        self.whole_kv = num_kv_heads * head_dim
 
 
 class RowLinear(Linear):

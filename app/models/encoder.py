@@ -5,15 +5,18 @@ A family is a file that says how it reads config.json (`settings`) and what its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
+from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.checkpoints.tensors.names import Rule, renamed
+from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.layers.activation import activation
 from app.layers.adapted_layer import AdaptedLayer
@@ -177,15 +180,29 @@ def attention_settings(settings: EncoderSettings) -> AttentionSettings:
     )
 
 
+class Fused(NamedTuple):
+    """Names the parts of a checkpoint's tensor that lie in it one behind the other."""
+
+    parts: tuple[str, ...]
+    of_mlp: bool = False  # each has as many rows as feed-forward layers have inner numbers, else as the hidden state
+
+    @classmethod
+    def heads(cls, before: str = ".") -> Fused:
+        """Queries, keys and values."""
+        return cls(tuple(f"{before}{part}." for part in ("q_proj", "k_proj", "v_proj")))
+
+
 class EncoderModel(PoolingModel):
     """An encoder without a head. A checkpoint's own pooler or language head is left out."""
 
     prefix: ClassVar[str]  # under which a model with a head holds the encoder
     roots: ClassVar[tuple[str, ...]] = ("embeddings.", "encoder.")  # the parts of the encoder there
     names: ClassVar[Sequence[Rule]]  # from the checkpoint's to ours
+    fused: ClassVar[Mapping[str, Fused]] = MappingProxyType({})  # by what stands in a name in the place of the parts'
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
+        self.info = info
         self.encoder = self.make_encoder(ctx, info)
 
     @classmethod
@@ -207,6 +224,18 @@ class EncoderModel(PoolingModel):
         if not name.startswith(self.roots) or name.endswith(("position_ids", "token_type_ids", "inv_freq")):
             return None
         return "encoder." + renamed(name, self.names)
+
+    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
+        """Fused tensors as their parts."""
+        for own, one in super().own_tensors(name, tensor):
+            found = next((text for text in self.fused if text in own), None)
+            if found is None:
+                yield own, one
+                continue
+            fused = self.fused[found]
+            size = self.info.intermediate_size if fused.of_mlp else self.info.hidden_size
+            parts = split_rows(one, dict.fromkeys(fused.parts, size))
+            yield from ((own.replace(found, part), rows) for part, rows in parts)
 
 
 class EncoderClassifier(EncoderModel):

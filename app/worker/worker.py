@@ -196,10 +196,6 @@ class Worker:
             for name, dtype, shape in tensors:
                 weights.load({name: GivenTensor.of(name, self._receiver.receive(dtype, shape), "the transfer")})
 
-    def leave_transfer(self) -> None:
-        """Close the connection to the process that sends weights."""
-        self._receiver = None
-
     @contextmanager
     def _between_steps(self) -> Iterator[tuple[Parts, Weights]]:
         """Memory is about to move: without graphs, which know addresses, and without what the allocator keeps."""

@@ -16,7 +16,16 @@ from app.models.decoder_layers.base import DecoderLayer
 from app.models.decoder_settings import DecoderSettings
 
 
-class CrossLayer(DecoderLayer):
+class _CrossLayer(DecoderLayer):
+    """Has the attention to the encoder's output."""
+
+    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
+        super().__init__(ctx, settings, place, blocks)
+        shape = attention_settings(settings, place)
+        self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
+
+
+class CrossLayer(_CrossLayer):
     """x + attention(norm(x)), x + cross(norm(x)), then x + mlp(norm(x)): Whisper's."""
 
     norms = MappingProxyType(
@@ -24,11 +33,6 @@ class CrossLayer(DecoderLayer):
     )
     encoder_attn_layer_norm: Norm
     post_attention_layernorm: Norm
-
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__(ctx, settings, place, blocks)
-        shape = attention_settings(settings, place)
-        self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext
@@ -39,7 +43,7 @@ class CrossLayer(DecoderLayer):
         return self.mlp(normed, AddNorm(x, next_norm), ctx)  # type: ignore[no-any-return]
 
 
-class NormedSumCrossLayer(DecoderLayer):
+class NormedSumCrossLayer(_CrossLayer):
     """norm(x + attention(x)), norm(x + cross(x)), then norm(x + mlp(x)): BART's and Marian's."""
 
     norms = MappingProxyType(
@@ -48,11 +52,6 @@ class NormedSumCrossLayer(DecoderLayer):
     post_attention_layernorm: Norm
     encoder_attn_layer_norm: Norm
     post_feedforward_layernorm: Norm
-
-    def __init__(self, ctx: BuildContext, settings: DecoderSettings, place: LayerPlace, blocks: Blocks) -> None:
-        super().__init__(ctx, settings, place, blocks)
-        shape = attention_settings(settings, place)
-        self.encoder_attn = CrossAttention(ctx, shape, place.cache_index, settings.cross_positions)
 
     def forward(
         self, normed: Activations, x: torch.Tensor, next_norm: Norm | None, ctx: ForwardContext

@@ -3,25 +3,19 @@ gated feed-forward layers, and queries, keys and values in one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.layers.context import BuildContext
 from app.layers.mlp import GatedMLP
 from app.layers.rope_scaling import RopeSettings
-from app.models.encoder import Encoder, EncoderClassifier, EncoderModel, EncoderSettings
+from app.models.encoder import Encoder, EncoderClassifier, EncoderModel, EncoderSettings, Fused
 
 _USUAL = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False}
-_FUSED = {
-    ".attention.qkv_proj.": ("q_proj", "k_proj", "v_proj"),
-    ".mlp.up_gate_proj.": ("up_proj", "gate_proj"),
-}
 
 
 class NewModel(EncoderModel):
@@ -34,10 +28,12 @@ class NewModel(EncoderModel):
         (r"\.attn_ln\.", ".attention_norm."),
         (r"\.mlp_ln\.", ".output_norm."),
     )
-
-    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        super().__init__(ctx, info)
-        self.part_sizes = dict(zip(_FUSED, (info.hidden_size, info.intermediate_size), strict=True))
+    fused = MappingProxyType(
+        {
+            ".attention.qkv_proj.": Fused.heads(".attention."),
+            ".mlp.up_gate_proj.": Fused((".mlp.up_proj.", ".mlp.gate_proj."), of_mlp=True),
+        }
+    )
 
     @classmethod
     def settings(cls, info: ModelInfo) -> EncoderSettings:
@@ -58,18 +54,6 @@ class NewModel(EncoderModel):
         s = self.settings(info)
         own = ctx, s.hidden_size, s.intermediate_size, s.hidden_act
         return Encoder(ctx, s, mlps=[GatedMLP(*own, bias=False, down_bias=True) for _ in range(s.num_layers)])
-
-    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Fused tensors apart."""
-        for own, one in super().own_tensors(name, tensor):
-            fused = next((part for part in _FUSED if part in own), None)
-            if fused is None:
-                yield own, one
-                continue
-            head, _, leaf = own.rpartition(fused)
-            block = fused.split(".")[1]
-            parts = split_rows(one, dict.fromkeys(_FUSED[fused], self.part_sizes[fused]))
-            yield from ((f"{head}.{block}.{part}.{leaf}", rows) for part, rows in parts)
 
 
 class NewForSequenceClassification(EncoderClassifier, NewModel):

@@ -3,15 +3,13 @@ the model of programs queries and keys are normed, and attention's output a seco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.tensor_view import split_rows
 from app.errors import UnsupportedError
 from app.layers.alibi_bias import AlibiBias
 from app.layers.context import BuildContext, ForwardContext
@@ -20,12 +18,11 @@ from app.layers.epilogue import PLAIN
 from app.layers.layer_norm import LayerNorm
 from app.layers.mlp import GatedMLP
 from app.models.alibi import alibi_slopes
-from app.models.encoder import Encoder, EncoderLayer, EncoderModel, EncoderSettings, attention_settings
+from app.models.encoder import Encoder, EncoderLayer, EncoderModel, EncoderSettings, Fused, attention_settings
 from app.models.families.bert import BERT_NAMES
 
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 _OF_PROGRAMS = "qk-post-norm"  # in the name of that one's code, which config.json tells
-_FUSED = {".gated_layers.": ("gate_proj", "up_proj"), ".up_gated_layer.": ("up_proj", "gate_proj")}
 
 
 class TwiceNormedLayer(EncoderLayer):
@@ -56,10 +53,12 @@ class JinaBertModel(EncoderModel):
         (r"\.attention\.self\.layer_norm_(q|k)\.", r".attention.\1_norm."),
         *BERT_NAMES,
     )
-
-    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        super().__init__(ctx, info)
-        self.width = info.intermediate_size
+    fused = MappingProxyType(
+        {
+            ".gated_layers.": Fused((".gate_proj.", ".up_proj."), of_mlp=True),
+            ".up_gated_layer.": Fused((".up_proj.", ".gate_proj."), of_mlp=True),
+        }
+    )
 
     @classmethod
     def settings(cls, info: ModelInfo) -> EncoderSettings:
@@ -83,14 +82,3 @@ class JinaBertModel(EncoderModel):
         own = ctx, s.hidden_size, s.intermediate_size, s.hidden_act
         mlps = [GatedMLP(*own, bias=False, down_bias=True) for _ in attentions]
         return Encoder(ctx, s, attentions, mlps=mlps, layer=TwiceNormedLayer if of_programs else EncoderLayer)
-
-    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Gate and what it gates lie in one."""
-        for own, one in super().own_tensors(name, tensor):
-            fused = next((part for part in _FUSED if part in own), None)
-            if fused is None:
-                yield own, one
-                continue
-            head, _, leaf = own.rpartition(fused)
-            parts = split_rows(one, dict.fromkeys(_FUSED[fused], self.width))
-            yield from ((f"{head}.{part}.{leaf}", rows) for part, rows in parts)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from app.checkpoints.model_info import ModelInfo
-from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.tensor_view import split_rows
 from app.layers.activation import activation
 from app.layers.attention import AttentionSettings
 from app.layers.context import BuildContext
@@ -22,13 +20,12 @@ from app.layers.rope_scaling import RopeSettings
 from app.layers.rotary import RotaryEmbedding
 from app.layers.vocab import VocabEmbedding
 from app.models.decoder_settings import layer_types
-from app.models.encoder import EncoderModel
+from app.models.encoder import EncoderModel, Fused
 from app.models.pre_norm_encoder import PreNormEncoder, PreNormEncoderLayer
 from app.records.pooling_info import PoolingInfo
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _THETAS = {_FULL: ("global_rope_theta", 160_000.0), _SLIDING: ("local_rope_theta", 10_000.0)}
-_FUSED = {".Wqkv.": ("q_proj", "k_proj", "v_proj"), ".Wi.": ("gate_proj", "up_proj")}
 
 
 def _norm(ctx: BuildContext, info: ModelInfo) -> LayerNorm:
@@ -49,10 +46,9 @@ class ModernBertModel(EncoderModel):
         (r"\.attn\.", ".attention."),
         (r"\.mlp\.Wo\.", ".mlp.down_proj."),
     )
-
-    def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
-        super().__init__(ctx, info)
-        self.part_sizes = {".Wqkv.": info.hidden_size, ".Wi.": info.intermediate_size}
+    fused = MappingProxyType(
+        {".Wqkv.": Fused.heads(), ".Wi.": Fused((".gate_proj.", ".up_proj."), of_mlp=True)},
+    )
 
     def make_encoder(self, ctx: BuildContext, info: ModelInfo) -> nn.Module:
         """The first layer's attention reads what the embedding's norm gives."""
@@ -96,17 +92,6 @@ class ModernBertModel(EncoderModel):
         hf: dict[str, Any] = {"rope_theta": info.hf_config.get(name, default), **info.hf_config}
         settings = RopeSettings.from_hf(hf, info.head_dim, ctx.max_model_len, kind)
         return RotaryEmbedding(settings, ctx.max_model_len, ctx.dtype, ctx.device)
-
-    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Query, key and value lie in one; gate and up, too."""
-        for own, one in super().own_tensors(name, tensor):
-            fused = next((part for part in _FUSED if part in own), None)
-            if fused is None:
-                yield own, one
-                continue
-            head, _, leaf = own.rpartition(fused)
-            parts = split_rows(one, dict.fromkeys(_FUSED[fused], self.part_sizes[fused]))
-            yield from ((f"{head}.{part}.{leaf}", rows) for part, rows in parts)
 
 
 class ModernBertForSequenceClassification(ModernBertModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ClassVar
 
 from torch import nn
@@ -15,14 +16,14 @@ from torch import nn
 from app.checkpoints.fields.kinds import FLAG, expect
 from app.checkpoints.model_info import ModelInfo
 from app.checkpoints.tensors.checkpoint import StoredTensor
-from app.checkpoints.tensors.tensor_view import split_rows, viewed
+from app.checkpoints.tensors.tensor_view import viewed
 from app.errors import CheckpointError, UnsupportedError
 from app.kernels.moe import GLU, RoutingRule
 from app.layers.context import BuildContext
 from app.layers.experts.biased import BiasedExpertMLP
 from app.layers.experts.settings import ExpertSettings
 from app.layers.rope_scaling import RopeSettings
-from app.models.encoder import Encoder, EncoderModel, EncoderSettings
+from app.models.encoder import Encoder, EncoderModel, EncoderSettings, Fused
 
 _REFUSED = ("prenorm", "rotary_emb_interleaved", "use_rms_norm", "rotary_scaling_factor")
 _REFUSED_EXPERTS = ("expert_choice_router", "num_shared_experts")
@@ -47,11 +48,12 @@ class RotaryBertModel(EncoderModel):
         (r"\.mlp\.fc12\.", ".mlp.gate_proj."),
         (r"\.mlp\.fc2\.", ".mlp.down_proj."),
     )
+    fused = MappingProxyType({".Wqkv.": Fused.heads()})  # in one of the layouts
     theta: ClassVar[float]  # where config.json says none
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__(ctx, info)
-        self.size, self.num_experts = info.hidden_size, info.num_experts
+        self.num_experts = info.num_experts
 
     @classmethod
     def settings(cls, info: ModelInfo) -> EncoderSettings:
@@ -65,16 +67,6 @@ class RotaryBertModel(EncoderModel):
         rope = RopeSettings.from_hf({"rope_theta": base, **hf}, head_dim, info.max_position_embeddings)
         eps = float(hf.get("layer_norm_epsilon", hf.get("layer_norm_eps", 1e-12)))
         return replace(EncoderSettings.from_info(info), num_positions=0, rope=rope, norm_eps=eps)
-
-    def own_tensors(self, name: str, tensor: StoredTensor) -> Iterable[tuple[str, StoredTensor]]:
-        """Query, key and value may lie in one."""
-        for own, one in super().own_tensors(name, tensor):
-            head, found, leaf = own.rpartition(".Wqkv.")
-            if not found:
-                yield own, one
-                continue
-            parts = split_rows(one, dict.fromkeys(("q_proj", "k_proj", "v_proj"), self.size))
-            yield from ((f"{head}.{part}.{leaf}", rows) for part, rows in parts)
 
 
 class NomicBertModel(RotaryBertModel):

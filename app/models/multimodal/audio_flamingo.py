@@ -12,7 +12,7 @@ from app.checkpoints.tensors.checkpoint import StoredTensor
 from app.layers.context import BuildContext
 from app.models.multimodal.base import MediaEncoder, Picture
 from app.models.multimodal.over_text import MediaOverText
-from app.models.multimodal.sound_layers import TOWER, SoundSettings, SoundTower, with_key_bias
+from app.models.multimodal.sound_layers import PROJECTED_TOWER, SoundSettings, SoundTower, with_key_bias
 from app.models.multimodal.vision_layers import PlainBlock
 
 Grid = tuple[int, int, int]
@@ -21,12 +21,7 @@ Grid = tuple[int, int, int]
 class AudioFlamingoEncoder(MediaEncoder):
     """A sound is some windows, of which only the positions of its own frames are computed."""
 
-    rules = (
-        (r"^audio_tower\.", "tower."),
-        (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1."),
-        *((pattern, own) for pattern, own in TOWER if "fc" not in pattern),
-        (r"^tower(\..*)\.(fc[12])\.", r"tower\1.mlp.\2."),
-    )
+    rules = PROJECTED_TOWER
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()

@@ -34,6 +34,13 @@ TOWER: list[Rule] = [
     (r"\.final_layer_norm\.", ".norm2."),
     (r"\.(fc[12])\.", r".mlp.\1."),
 ]
+# Of a tower behind which a projector of two layers stands; the tower's own blocks have layers of these names, too.
+PROJECTED_TOWER: list[Rule] = [
+    (r"^audio_tower\.", "tower."),
+    (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1."),
+    *((pattern, own) for pattern, own in TOWER if "fc" not in pattern),
+    (r"^tower(\..*)\.(fc[12])\.", r"tower\1.mlp.\2."),
+]
 EPS = 1e-5
 _KEYS = ".k_proj.weight"
 _REQUIRED = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")

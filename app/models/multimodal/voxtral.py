@@ -13,7 +13,7 @@ from app.errors import UnsupportedError
 from app.layers.context import BuildContext
 from app.models.multimodal.base import MediaEncoder, Picture
 from app.models.multimodal.over_text import MediaOverText
-from app.models.multimodal.sound_layers import TOWER, SoundSettings, SoundTower, with_key_bias
+from app.models.multimodal.sound_layers import PROJECTED_TOWER, SoundSettings, SoundTower, with_key_bias
 from app.models.multimodal.vision_layers import PlainBlock
 
 Grid = tuple[int, int, int]
@@ -22,12 +22,7 @@ Grid = tuple[int, int, int]
 class VoxtralEncoder(MediaEncoder):
     """A sound is some windows, all of which are computed whole."""
 
-    rules = (
-        (r"^audio_tower\.", "tower."),
-        (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1."),
-        *((pattern, own) for pattern, own in TOWER if "fc" not in pattern),
-        (r"^tower(\..*)\.(fc[12])\.", r"tower\1.mlp.\2."),
-    )
+    rules = PROJECTED_TOWER
 
     def __init__(self, ctx: BuildContext, info: ModelInfo) -> None:
         super().__init__()
