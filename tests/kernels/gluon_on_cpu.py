@@ -317,6 +317,7 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
         full=lambda shape, x, dtype, layout=None: torch.full(shape, x, dtype=dtype).as_subclass(Numbers),
         minimum=_least, maximum=_most, where=_where, sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis),
         pointer_type=lambda dtype: dtype, permute=lambda x, order: x.permute(order),
+        broadcast=lambda a, b: torch.broadcast_tensors(a, b),
         expand_dims=lambda x, axis: x.unsqueeze(axis), tuple=tuple, atomic_add=_add, cdiv=lambda a, b: -(-a // b),
         associative_scan=lambda x, axis, _: x.cumsum(axis), inline_asm_elementwise=_assembly,
         load=_load, store=_store, allocate_shared_memory=_allocate, warp_specialize=_side_by_side,

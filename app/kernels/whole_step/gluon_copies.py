@@ -14,16 +14,16 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from app.kernels.whole_step.gluon_nibbles import arrivals, bring_sides, is_of_nibbles, sides_of
 
 WIDE = gl.constexpr(64)  # words of 16 bits in a line: as many numbers, or PARTS times as many
-D = gl.constexpr(128)  # of a head
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # as two versions of Triton name it
 
 
 @gluon.jit
-def split_of(pos, i_split, SPLITS: gl.constexpr, S: gl.constexpr):
-    """Bounds of a split of the tokens before this one."""
-    each = gl.cdiv(gl.cdiv(pos, SPLITS), S) * S
-    begin = gl.minimum(i_split * each, pos)
-    return begin, gl.minimum(begin + each, pos)
+def splits_of(pos, SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr, TOKENS: gl.constexpr, S: gl.constexpr):
+    """Tokens of a split of the `pos` tokens before this one, whole blocks of S, and how many splits there are: FEW at
+    most, where these are no more than LONG, else SPLITS at most; none has less than TOKENS, but the last."""
+    each = gl.cdiv(pos, gl.where(pos > LONG, SPLITS, FEW))
+    each = gl.cdiv(gl.maximum(each, TOKENS), S) * S
+    return each, gl.maximum(gl.cdiv(pos, each), 1)
 
 
 @gluon.jit
@@ -71,17 +71,18 @@ def copy_rows(
 
 
 @gluon.jit
-def copy_context(d_lines, pieces, ready, free, i, base, p_table, pos, i_p, QH: gl.constexpr, KH: gl.constexpr,
-                 SPLITS: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-                 AHEAD: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr):  # fmt: skip
-    """Keys and values of this program's split."""
-    TOKENS: gl.constexpr = CL // 2  # in a box
+def copy_context(
+    d_lines, pieces, ready, free, i, base, p_table, pos, i_kv, i_split, KH: gl.constexpr, D: gl.constexpr,
+    SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
+    AHEAD: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Keys and values of one of a head's splits."""
     LINES: gl.constexpr = D // WIDE
-    head = i_p // SPLITS
-    if head < QH:
-        i_kv = head // (QH // KH)
-        begin, end = split_of(pos, i_p % SPLITS, SPLITS, S)
-        for first in range(begin, end, GROUP * TOKENS):
+    TOKENS: gl.constexpr = CL // LINES  # in a box
+    each, num = splits_of(pos, SPLITS, FEW, LONG, GROUP * TOKENS, S)
+    if (i_kv < KH) & (i_split < num):
+        end = gl.minimum((i_split + 1) * each, pos)
+        for first in range(i_split * each, end, GROUP * TOKENS):
             tokens = gl.tuple(())
             blocks = gl.tuple(())
             for r in gl.static_range(GROUP):  # all are on their way before a copy is told

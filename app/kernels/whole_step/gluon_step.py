@@ -16,8 +16,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from app.kernels.quick_launch import quick_launch
-from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended
-from app.kernels.whole_step.gluon_copies import WIDE, D, copy_context, copy_rows, thread_barrier
+from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, numbers_of_warps
+from app.kernels.whole_step.gluon_copies import WIDE, copy_context, copy_rows, thread_barrier
 from app.kernels.whole_step.gluon_experts import copy_experts, scales_of_chosen, scored, weights_of
 from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, group_of, keep_scales, scales_ahead, store_chunk
 from app.kernels.whole_step.gluon_nibbles import arrivals, is_of_nibbles
@@ -119,10 +119,10 @@ def heads_of(i_p, GROUPS: gl.constexpr, PROGRAMS: gl.constexpr):
 @gluon.jit
 def copy_partition(
     d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores, p_choice, i_p,
-    NL, H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
-    S: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr,
-    ROUNDS_WEIGHTS: gl.constexpr,
+    NL, H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, D: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr,
+    CL: gl.constexpr, PARTS: gl.constexpr, SIDES: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr,
+    SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr,
+    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """One warp: all that this program reads of weights and of the cache, in order, as far ahead as there is room."""
     pieces = w_smem._reinterpret(gl.bfloat16, [STAGES * GROUP, CL, WIDE], d_lines.layout)
@@ -143,7 +143,8 @@ def copy_partition(
             FORM, QKV, p_base, p_sides, scale_smem,
         )  # fmt: skip
         i = copy_context(
-            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p, QH, KH, SPLITS, GROUP, CL, STAGES, AHEAD, S, FORM
+            d_lines, pieces, ready, free, i, cache, p_table, pos, i_p // SPLITS, i_p % SPLITS, KH, D, SPLITS,
+            FEW, LONG, GROUP, CL, STAGES, AHEAD, S, FORM,
         )  # fmt: skip
         i = copy_rows(
             d_lines, pieces, ready, free, i, output, i_p * OWN, QH * D // LINE, GROUP, CL, OWN // GROUP, 0, STAGES,
@@ -168,13 +169,14 @@ def copy_partition(
 
 @gluon.jit
 def multiply_partition(
-    w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden, p_between,
-    p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps, scale,
-    stride_block,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
-    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
-    FORM: gl.constexpr, E: gl.constexpr, TOP: gl.constexpr,
+    w_smem, x_smem, out_smem, share_smem, merge_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden,
+    p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps,
+    scale, stride_block,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, D: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr,
+    CL: gl.constexpr, PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr,
+    PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr,
+    S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr,
+    TOP: gl.constexpr,
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
     V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
@@ -233,8 +235,9 @@ def multiply_partition(
         p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
         p_cache = p_base + at_cache * 8
         i = attend(
-            w_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin, p_parts, p_sums, go, n,
-            i, i_p, pos, eps, scale, stride_block, QH, KH, SPLITS, GROUP, CL, STAGES, S, QK_NORM, WARPS,
+            w_smem, x_smem, merge_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin,
+            p_parts, p_sums, p_counters + WIDE, go, n, i, pos, i_p // SPLITS, i_p % SPLITS, eps, scale, stride_block, QH,
+            KH, D, QH, SPLITS, FEW, LONG, GROUP, CL, STAGES, S, QK_NORM, WARPS,
         )  # fmt: skip
         n += 1
         signal(p_counters)
@@ -242,7 +245,10 @@ def multiply_partition(
         norms = loaded(p_base + at_second * 8, K, H // K, CL, PARTS, XB)
         mbarrier.wait(go, n & 1)
         n += 1
-        attended(p_parts, p_sums, x_smem, scale_smem, share_smem, QH * D // K, CL, PARTS, QH, SPLITS, WARPS, FORM)
+        attended(
+            p_parts, p_sums, x_smem, scale_smem, share_smem, pos, QH * D // K, GROUP, CL, PARTS, QH, D, QH, SPLITS,
+            FEW, LONG, S, WARPS, FORM,
+        )  # fmt: skip
         if E == 0:
             scales = scales_ahead(
                 p_base, at_gate, i_p * FP, F, 2 * FP // GROUP, H // K, 2 * F, KEPT_ROWS, KEPT, GROUP, CL, WARPS, FORM
@@ -317,6 +323,8 @@ def multiply_partition(
     if arrived == PROGRAMS - 1:
         gl.store(p_counters, 0)
         gl.store(p_counters + 32, 0)
+        for i_kv in range(KH):
+            gl.store(p_counters + (1 + i_kv) * WIDE, 0)
 
 
 @quick_launch
@@ -324,11 +332,11 @@ def multiply_partition(
 def whole_step_kernel(
     d_lines, p_base, p_lines, p_near, p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_scores,
     p_choices, p_counters, p_table, p_slot, p_len, p_cos, p_sin, NL, eps, scale, stride_block,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
-    PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, PROGRAMS: gl.constexpr,
-    STAGES: gl.constexpr, SPLITS: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr,
-    MOST_GROUPS: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr,
-    OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
+    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, D: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr,
+    CL: gl.constexpr, PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr,
+    PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr,
+    S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, MOST_GROUPS: gl.constexpr, FORM: gl.constexpr,
+    E: gl.constexpr, BE: gl.constexpr, TOP: gl.constexpr, OF_CHOSEN: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Grid (PROGRAMS,), all of which must run at once. p_hidden [H]: the residual stream before and behind NL layers.
 
@@ -342,14 +350,19 @@ def whole_step_kernel(
     is NaN before and after."""
     LINE: gl.constexpr = CL * WIDE * PARTS
     DOWN: gl.constexpr = TOP * (F if F > LINE else LINE)
-    MOST: gl.constexpr = DOWN if DOWN > QH * D else QH * D
+    OF_WARPS: gl.constexpr = 2 * numbers_of_warps(QH // KH, D, GROUP * CL * WIDE // D, WARPS)
+    READ: gl.constexpr = DOWN if DOWN > QH * D else QH * D
+    MOST: gl.constexpr = READ if READ > OF_WARPS else OF_WARPS
     WAITS: gl.constexpr = 5  # of a layer, in which all programs wait for each other
     i_p = gl.program_id(0)
     p_choice = p_choices + i_p * (2 * TOP)  # weights of the chosen experts, and their numbers
     w_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, GROUP * CL, WIDE], d_lines.layout)
     x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
     out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    share_smem = gl.allocate_shared_memory(gl.float32, [SPLITS, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    share_smem = gl.allocate_shared_memory(gl.float32, [FEW, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    merge_smem = gl.allocate_shared_memory(
+        gl.float32, [3, OF_WARPS // D], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )  # fmt: skip
     scale_smem = gl.allocate_shared_memory(gl.float32, [KEPT_ROWS, KEPT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -364,15 +377,15 @@ def whole_step_kernel(
     gl.warp_specialize(
         [
             (multiply_partition, (
-                w_smem, x_smem, out_smem, share_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden,
-                p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin,
-                i_p, NL, eps, scale, stride_block, H, QH, KH, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS, KEPT, PROGRAMS,
-                STAGES, SPLITS, S, QK_NORM, WARPS, FORM, E, TOP,
+                w_smem, x_smem, out_smem, share_smem, merge_smem, scale_smem, ready, free, go, chosen, p_base, p_near,
+                p_hidden, p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len,
+                p_cos, p_sin, i_p, NL, eps, scale, stride_block, H, QH, KH, D, F, GROUP, CL, PARTS, SIDES, KEPT_ROWS,
+                KEPT, PROGRAMS, STAGES, SPLITS, FEW, LONG, S, QK_NORM, WARPS, FORM, E, TOP,
             )),
             (copy_partition, (
                 d_lines, p_base, p_lines, p_near, p_table, p_len, w_smem, scale_smem, ready, free, chosen, p_scores,
-                p_choice, i_p, NL, H, QH, KH, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, S, FORM, E, BE,
-                TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
+                p_choice, i_p, NL, H, QH, KH, D, F, GROUP, CL, PARTS, SIDES, PROGRAMS, STAGES, SPLITS, FEW, LONG, S,
+                FORM, E, BE, TOP, OF_CHOSEN, ROUNDS_WEIGHTS,
             )),
             (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),
         ],

@@ -24,9 +24,11 @@ from app.kernels.whole_step.forms import (
     form_of,
     words_of,
 )
-from app.kernels.whole_step.gluon_copies import WIDE, D
+from app.kernels.whole_step.gluon_attend import numbers_of_warps
+from app.kernels.whole_step.gluon_copies import WIDE
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
+HEAD_DIM = 128
 PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
@@ -36,7 +38,8 @@ NEAR = 16  # bytes, in which plain loads count
 _STAGE_BYTES = MOST_STAGES * BOXES * LINE  # of a program
 _X_BYTES = 30 << 10  # of what a product reads
 _SPARE_BYTES = 2 << 10  # beside these, for scales
-_COUNTERS = 64
+_COUNTERS = 64  # of a head's splits, and of all
+_LONG_OF_FEW = 256  # tokens of each of few splits, at most
 # Each query head reads its keys and values alone. On an H200 a step of Llama-8B, four heads to a group, took 0.19 ms
 # more for each 1,000 tokens of context, layer by layer 0.12, and 0.66 less at 577: by these they meet at some 9,500. Of
 # Qwen3-30B-A3B, eight to a group, it was 0.19, 0.00 and 0.79, so they meet at 4,700; of Qwen3-0.6B, two to a group,
@@ -57,7 +60,8 @@ class StepTile:
     lines: int  # of a row of a weight, in a stage
     group: int  # rows in it
     stages: int
-    splits: int  # of the context
+    splits: int  # of a context, at most
+    few: int  # that each program puts together for itself
     kept: tuple[int, int]  # see StepForm
 
 
@@ -68,7 +72,7 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
         return None
     read = s.heads * s.head_dim
     own = s.hidden // programs
-    if s.head_dim != D.value or own & (own - 1) or s.heads & (s.heads - 1):
+    if s.head_dim != HEAD_DIM or own & (own - 1) or s.heads & (s.heads - 1):
         return None
     if s.heads > programs or s.heads % s.kv_heads:
         return None
@@ -82,11 +86,12 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
     if not lines:
         return None
     most = lines * WIDE.value * form.parts
-    if 2 * max(read, _chosen(s) * max(s.intermediate, most if s.experts else 0)) > _X_BYTES:
+    of_warps = 2 * numbers_of_warps(s.heads // s.kv_heads, s.head_dim, lines * group * WIDE.value // s.head_dim, WARPS)
+    if 2 * max(read, _chosen(s) * max(s.intermediate, most if s.experts else 0), of_warps) > _X_BYTES:
         return None
     kept = _kept(shape, form, lines, group, programs)
     stages = (_STAGE_BYTES - max(0, 4 * kept[0] * kept[1] - _SPARE_BYTES)) // (lines * group * LINE)
-    return StepTile(lines, group, stages, programs // s.heads, kept)
+    return StepTile(lines, group, stages, programs // s.kv_heads, programs // s.heads, kept)
 
 
 def _is_even(shape: StepShape, form: StepForm, lines: int, group: int, programs: int) -> bool:
@@ -161,9 +166,9 @@ class PersistentStep:
             "E": experts.count, "BE": next_power_of_2(max(experts.count, 1)), "TOP": experts.chosen,
             "OF_CHOSEN": experts.weighs_chosen, "ROUNDS_WEIGHTS": experts.rounds_weights,
         }  # fmt: skip
-        self._parts = torch.empty(splits * size, dtype=bf16, device=device)
+        self._parts = torch.empty((splits + 1) * size, dtype=bf16, device=device)
         self._sums = torch.empty(splits * s.heads * 2, dtype=fp32, device=device)
-        self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+        self._counters = torch.zeros((1 + s.kv_heads) * _COUNTERS, dtype=torch.int32, device=device)
 
     def longest_with(self, weight: StepWeight) -> int | None:
         """See WholeStep."""
@@ -176,7 +181,7 @@ class PersistentStep:
         if places is None or x.dtype != torch.bfloat16 or not x.is_contiguous():
             return None
         s, form, tile = self._shape, places.form, self._tiles[places.form]
-        if size % (tile.lines // 2):
+        if size * s.head_dim % (tile.lines * WIDE.value):
             return None
         base = places.base_of(layers)
         lines = TensorDescriptor(base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT)
@@ -184,9 +189,9 @@ class PersistentStep:
             lines, base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
             self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
             token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads,
-            F=s.intermediate,
-            GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
-            KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, S=size,
+            D=s.head_dim, F=s.intermediate, GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
+            KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, FEW=tile.few,
+            LONG=tile.few * _LONG_OF_FEW, S=size,
             QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(-(-self._most_rows // tile.group)),
             FORM=form.name, **self._choice, num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip

@@ -124,7 +124,7 @@ def test_tiles() -> None:
     layers = [layers_of(replace(SMALL, intermediate=128), 1, *sides)[0] for sides in ((FP16, None), (FP16, FP32))]
     found = [form_of([layer.qkv]) for layer in layers]
     tiles = [None if form is None else tile_of(LLAMA, form) for form in found]
-    assert tiles == [StepTile(8, 16, 11, 4, (13, 128)), StepTile(8, 16, 10, 4, (13, 512))]
+    assert tiles == [StepTile(8, 16, 11, 16, 4, (13, 128)), StepTile(8, 16, 10, 16, 4, (13, 512))]
     assert found[0] is not None
     assert tile_of(QWEN, found[0]) is None
     assert tile_of(replace(LLAMA, intermediate=14336 - 1024), found[0]) is None

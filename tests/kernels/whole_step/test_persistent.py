@@ -28,7 +28,7 @@ QWEN = StepShape(1024, 16, 8, 128, 3072, 1e-6, 128**-0.5, norms_heads=True)
 CHOICE = StepExperts(128, 8, weighs_chosen=True, rounds_weights=True)
 EXPERTS = StepShape(2048, 32, 4, 128, 768, 1e-6, 128**-0.5, norms_heads=True, experts=CHOICE)
 SMALL = StepShape(256, 2, 2, 128, 512, 1e-6, 128**-0.5, norms_heads=True)
-TILE = StepTile(4, 8, 3, 2, (1, 4))
+TILE = StepTile(4, 8, 3, 4, 2, (1, 4))
 CPU = torch.device("cpu")
 REPLAYS = 300  # of a step on a GPU: a race that was found once came in three steps of a hundred
 ON_HOPPER = torch.cuda.is_available() and HOPPER.are_met(torch.device("cuda", 0))
@@ -128,13 +128,13 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("shape", "form", "tile"),
     [
-        (LLAMA, BF16, StepTile(16, 8, 12, 4, (1, 4))),
-        (LLAMA, INT8, StepTile(16, 8, 12, 4, (32, 8))),
-        (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 4, (64, 8))),
-        (QWEN, BF16, StepTile(16, 8, 12, 8, (1, 4))),
+        (LLAMA, BF16, StepTile(16, 8, 12, 16, 4, (1, 4))),
+        (LLAMA, INT8, StepTile(16, 8, 12, 16, 4, (32, 8))),
+        (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 16, 4, (64, 8))),
+        (QWEN, BF16, StepTile(16, 8, 12, 16, 8, (1, 4))),
         (QWEN, INT8, None),
-        (EXPERTS, BF16, StepTile(16, 8, 12, 4, (1, 4))),
-        (EXPERTS, FP8_BLOCKS, StepTile(8, 16, 12, 4, (16, 8))),
+        (EXPERTS, BF16, StepTile(16, 8, 12, 32, 4, (1, 4))),
+        (EXPERTS, FP8_BLOCKS, StepTile(8, 16, 12, 32, 4, (16, 8))),
         (EXPERTS, INT8, None),
         (replace(EXPERTS, intermediate=1408), BF16, None),
         (replace(EXPERTS, experts=StepExperts(256, 8, weighs_chosen=True, rounds_weights=True)), BF16, None),
@@ -162,12 +162,15 @@ def test_context_by_heads_that_read_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "programs", "splits", "position"),
+    ("shape", "programs", "few", "position"),
     [
         (SMALL, 8, 2, 32),
         (replace(SMALL, norms_heads=False), 8, 4, 300),
+        (replace(SMALL, norms_heads=False), 8, 1, 300),
         (replace(SMALL, kv_heads=1, hidden=128, intermediate=256), 4, 2, 0),
         (replace(SMALL, heads=4), 4, 1, 367),
+        (replace(SMALL, heads=8, kv_heads=1), 4, 2, 100),
+        (replace(SMALL, heads=16, kv_heads=1), 4, 2, 200),
         (
             replace(SMALL, intermediate=192, experts=StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)),
             8,
@@ -177,11 +180,14 @@ def test_context_by_heads_that_read_alike() -> None:
         (replace(SMALL, experts=StepExperts(8, 2, weighs_chosen=False, rounds_weights=False)), 8, 2, 32),
     ],
 )
-def test_meaning(shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice over: counters are zero behind a step."""
+def test_meaning(shape: StepShape, programs: int, few: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice over: counters are zero behind a step. Of contexts of over 30 tokens for each of few splits the program that
+    comes last puts all together."""
+    monkeypatch.setattr(persistent, "_LONG_OF_FEW", 30)
+    splits = programs // shape.kv_heads
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
     step = PersistentStep(
-        shape, {BF16: StepTile(shape.hidden // 64, 8, 3 if shape.experts is None else 6, splits, (1, 4))}, CPU, programs
+        shape, {BF16: StepTile(shape.hidden // 64, 8, 3 if shape.experts is None else 6, splits, few, (1, 4))}, CPU, programs
     )
     x, token = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)), token_at(position, shape)
     x = x.to(torch.bfloat16)
@@ -208,7 +214,7 @@ def test_weights_of_8_bits(
     form: StepForm, shape: StepShape, programs: int, splits: int, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    tile = StepTile(2, 8, 3, splits, (64, 2 if form is FP8_BLOCKS else 8))
+    tile = StepTile(2, 8, 3, programs // shape.kv_heads, splits, (64, 2 if form is FP8_BLOCKS else 8))
     step, token = PersistentStep(shape, {form: tile}, CPU, programs), token_at(position, shape)
     x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     exact, layers = layers_of(shape, 2, form=form), layers_of(shape, 2, form=form)
@@ -223,7 +229,7 @@ def test_rows_of_heads_that_part_unevenly(monkeypatch: pytest.MonkeyPatch) -> No
     """Programs have one group of query, key and value, or two."""
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
     shape, token = replace(SMALL, heads=1, kv_heads=1), token_at(40, SMALL)
-    step = PersistentStep(shape, {BF16: StepTile(2, 16, 3, 2, (1, 4))}, CPU, 16)
+    step = PersistentStep(shape, {BF16: StepTile(2, 16, 3, 16, 2, (1, 4))}, CPU, 16)
     x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     exact, layers = layers_of(shape, 2), layers_of(shape, 2)
     expected, found = whole_step(x, exact, token, shape), step.run(x.clone(), layers, token)
@@ -237,7 +243,7 @@ def test_experts_of_8_bits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
     choice = StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)
     shape = replace(SMALL, intermediate=width, experts=choice)
-    step = PersistentStep(shape, {FP8_BLOCKS: StepTile(2, 8, 3, 2, (128, 2))}, CPU, 8)
+    step = PersistentStep(shape, {FP8_BLOCKS: StepTile(2, 8, 3, 4, 2, (128, 2))}, CPU, 8)
     x = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     exact, layers = layers_of(shape, 2, form=FP8_BLOCKS), layers_of(shape, 2, form=FP8_BLOCKS)
     token = token_at(32, shape)
