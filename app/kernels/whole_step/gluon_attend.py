@@ -99,14 +99,14 @@ def over_context(
     w_smem, ready, free, i, b_q, begin, end, scale, TOKENS: gl.constexpr, APART: gl.constexpr, STAGES: gl.constexpr,
     MMA: gl.constexpr,
 ):  # fmt: skip
-    """Queries [APART, M, D] over a part of what is cached. Of each row, for each of APART warps: the largest score, what
-    the shares add up to, and the values' sum by these."""
+    """Queries [APART, M, D] over a part of what is cached. Of each row, for each of APART warps: the largest score,
+    what the shares add up to, and the values' sum by these."""
     M: gl.constexpr = b_q.shape[1]
     b_top = gl.full([APART, M], LOWEST, gl.float32, gl.SliceLayout(2, MMA))
     b_total = gl.zeros([APART, M], gl.float32, gl.SliceLayout(2, MMA))
     b_acc = gl.zeros([APART, M, b_q.shape[2]], gl.float32, MMA)
     whole = (end - begin) // TOKENS
-    for k in range(whole):
+    for _ in range(whole):
         b_top, b_total, b_acc, i = over_stages(
             w_smem, ready, free, i, b_q, b_top, b_total, b_acc, TOKENS, scale, TOKENS, APART, STAGES, MMA, True
         )  # fmt: skip
@@ -139,8 +139,8 @@ def attend(
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """A group of a row's query heads over a split of its context; the last split's program adds the new token, and
-    writes it. ALL: heads of all rows, which lie side by side. What splits give lies in p_parts [SPLITS + 1, ALL, D], and
-    in p_sums [2, SPLITS, ALL] by how much it counts."""
+    writes it. ALL: heads of all rows, which lie side by side. What splits give lies in p_parts [SPLITS + 1, ALL, D],
+    and in p_sums [2, SPLITS, ALL] by how much it counts."""
     each, num = splits_of(pos, SPLITS, FEW, LONG, GROUP * CL * WIDE // D, S)
     if (i_kv < KH) & (i_split < num):
         i = attend_split(
@@ -210,9 +210,7 @@ def attend_split(
     queries = x_smem._reinterpret(gl.bfloat16, [M, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     queries.store(b_queries)
     thread_barrier()
-    b_q, b_zero = gl.broadcast(
-        queries.reshape([1, M, D]).load(LEFT), gl.zeros([APART, M, D], gl.bfloat16, LEFT)
-    )  # fmt: skip
+    b_q, _ = gl.broadcast(queries.reshape([1, M, D]).load(LEFT), gl.zeros([APART, M, D], gl.bfloat16, LEFT))
     b_top, b_total, b_acc, i = over_context(
         w_smem, ready, free, i, b_q, begin, end, scale * LOG2E, TOKENS, APART, STAGES, MMA
     )  # fmt: skip
@@ -280,7 +278,7 @@ def attended(
     XH: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [WARPS, 1], [1, 0])
     T: gl.constexpr = 32 if QH > 32 else QH
     SL: gl.constexpr = gl.BlockedLayout([1, 1], [32 // T, T], [WARPS, 1], [1, 0])  # each number is read by one thread
-    each, num = splits_of(pos, SPLITS, FEW, LONG, GROUP * CL * WIDE // D, S)
+    _, num = splits_of(pos, SPLITS, FEW, LONG, GROUP * CL * WIDE // D, S)
     is_merged = num > FEW
     num = gl.where(is_merged, 1, num)
     p_given = p_parts + is_merged.to(gl.int32) * (SPLITS * ALL * D)

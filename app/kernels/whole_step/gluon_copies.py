@@ -73,8 +73,8 @@ def copy_rows(
 @gluon.jit
 def copy_context(
     d_lines, pieces, ready, free, i, base, p_table, pos, i_kv, i_split, KH: gl.constexpr, D: gl.constexpr,
-    SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr,
+    SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, S: gl.constexpr, FORM: gl.constexpr,
 ):  # fmt: skip
     """Keys and values of one of a head's splits."""
     LINES: gl.constexpr = D // WIDE

@@ -236,8 +236,8 @@ def multiply_partition(
         p_cache = p_base + at_cache * 8
         i = attend(
             w_smem, x_smem, merge_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin,
-            p_parts, p_sums, p_counters + WIDE, go, n, i, pos, i_p // SPLITS, i_p % SPLITS, eps, scale, stride_block, QH,
-            KH, D, QH, SPLITS, FEW, LONG, GROUP, CL, STAGES, S, QK_NORM, WARPS,
+            p_parts, p_sums, p_counters + WIDE, go, n, i, pos, i_p // SPLITS, i_p % SPLITS, eps, scale, stride_block,
+            QH, KH, D, QH, SPLITS, FEW, LONG, GROUP, CL, STAGES, S, QK_NORM, WARPS,
         )  # fmt: skip
         n += 1
         signal(p_counters)
@@ -347,7 +347,7 @@ def whole_step_kernel(
     weight's rows, of GROUP rows. MOST_GROUPS: such groups of a weight (gate's) that a program has, at most; a power of
     2. FORM says what the weights' words are, PARTS how many numbers in each; KEPT_ROWS, KEPT: the size of what is kept
     of scales. E: experts, BE: the next power of 2; the best TOP are chosen (0 and 1: there are none). p_scores [2, E]
-    is NaN before and after."""
+    is NaN before and after. SPLITS, FEW, LONG: see `splits_of`."""
     LINE: gl.constexpr = CL * WIDE * PARTS
     DOWN: gl.constexpr = TOP * (F if F > LINE else LINE)
     OF_WARPS: gl.constexpr = 2 * numbers_of_warps(QH // KH, D, GROUP * CL * WIDE // D, WARPS)
@@ -360,9 +360,7 @@ def whole_step_kernel(
     x_smem = gl.allocate_shared_memory(gl.bfloat16, [MOST // (CL * WIDE), CL, WIDE], d_lines.layout)
     out_smem = gl.allocate_shared_memory(gl.float32, [2 * MOST_GROUPS, GROUP], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     share_smem = gl.allocate_shared_memory(gl.float32, [FEW, QH], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    merge_smem = gl.allocate_shared_memory(
-        gl.float32, [3, OF_WARPS // D], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )  # fmt: skip
+    merge_smem = gl.allocate_shared_memory(gl.float32, [3, OF_WARPS // D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     scale_smem = gl.allocate_shared_memory(gl.float32, [KEPT_ROWS, KEPT], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -189,11 +189,11 @@ class PersistentStep:
             lines, base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
             self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
             token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads,
-            D=s.head_dim, F=s.intermediate, GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides, KEPT_ROWS=tile.kept[0],
-            KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits, FEW=tile.few,
-            LONG=tile.few * _LONG_OF_FEW, S=size,
-            QK_NORM=s.norms_heads, WARPS=WARPS, MOST_GROUPS=next_power_of_2(-(-self._most_rows // tile.group)),
-            FORM=form.name, **self._choice, num_warps=WARPS, launch_cooperative_grid=True,
+            D=s.head_dim, F=s.intermediate, GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides,
+            KEPT_ROWS=tile.kept[0], KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits,
+            FEW=tile.few, LONG=tile.few * _LONG_OF_FEW, S=size, QK_NORM=s.norms_heads, WARPS=WARPS,
+            MOST_GROUPS=next_power_of_2(-(-self._most_rows // tile.group)), FORM=form.name, **self._choice,
+            num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
         return x
 

@@ -181,14 +181,13 @@ def test_context_by_heads_that_read_alike() -> None:
     ],
 )
 def test_meaning(shape: StepShape, programs: int, few: int, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice over: counters are zero behind a step. Of contexts of over 30 tokens for each of few splits the program that
-    comes last puts all together."""
+    """Twice over: counters are zero behind a step. Of contexts of over 30 tokens for each of few splits the program
+    that comes last puts all together."""
     monkeypatch.setattr(persistent, "_LONG_OF_FEW", 30)
     splits = programs // shape.kv_heads
     monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
-    step = PersistentStep(
-        shape, {BF16: StepTile(shape.hidden // 64, 8, 3 if shape.experts is None else 6, splits, few, (1, 4))}, CPU, programs
-    )
+    tile = StepTile(shape.hidden // 64, 8, 3 if shape.experts is None else 6, splits, few, (1, 4))
+    step = PersistentStep(shape, {BF16: tile}, CPU, programs)
     x, token = torch.randn(1, shape.hidden, generator=torch.Generator().manual_seed(0)), token_at(position, shape)
     x = x.to(torch.bfloat16)
     exact, layers = layers_of(shape, 2), layers_of(shape, 2)
