@@ -28,7 +28,7 @@ from app.kernels.whole_step.gluon_attend import numbers_of_warps
 from app.kernels.whole_step.gluon_copies import WIDE
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 
-HEAD_DIM = 128
+HEAD_DIMS = (64, 128)
 PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
@@ -72,7 +72,7 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
         return None
     read = s.heads * s.head_dim
     own = s.hidden // programs
-    if s.head_dim != HEAD_DIM or own & (own - 1) or s.heads & (s.heads - 1):
+    if s.head_dim not in HEAD_DIMS or own & (own - 1) or s.heads & (s.heads - 1):
         return None
     if s.heads > programs or s.heads % s.kv_heads:
         return None

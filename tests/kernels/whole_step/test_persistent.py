@@ -171,6 +171,7 @@ def test_context_by_heads_that_read_alike() -> None:
         (replace(SMALL, heads=4), 4, 1, 367),
         (replace(SMALL, heads=8, kv_heads=1), 4, 2, 100),
         (replace(SMALL, heads=16, kv_heads=1), 4, 2, 200),
+        (replace(SMALL, heads=4, head_dim=64), 8, 2, 90),
         (
             replace(SMALL, intermediate=192, experts=StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)),
             8,
