@@ -20,7 +20,7 @@ from app.kernels.whole_step.gluon_attend import LOG2E, attend, attended, numbers
 from app.kernels.whole_step.gluon_copies import WIDE, copy_context, copy_rows, thread_barrier
 from app.kernels.whole_step.gluon_experts import copy_experts, scales_of_chosen, scored, weights_of
 from app.kernels.whole_step.gluon_forms import BLOCK, all_stored, group_of, keep_scales, scales_ahead, store_chunk
-from app.kernels.whole_step.gluon_nibbles import arrivals, is_of_nibbles
+from app.kernels.whole_step.gluon_nibbles import arrivals
 
 
 @gluon.jit
@@ -388,5 +388,5 @@ def whole_step_kernel(
             (wait_partition, (p_counters, go, NL * WAITS - 1, PROGRAMS)),
         ],
         [1, 1],
-        [72 if E > 0 else 104 if is_of_nibbles(FORM) else 40, 24],
+        [104, 24],
     )  # fmt: skip
