@@ -15,9 +15,7 @@ from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken,
 from app.kernels.whole_step.forms import (
     BF16,
     FORMS,
-    FP8,
     FP8_BLOCKS,
-    INT8,
     MOST_STAGES,
     StepForm,
     beside,
@@ -39,15 +37,11 @@ _STAGE_BYTES = MOST_STAGES * BOXES * LINE  # of a program
 _X_BYTES = 30 << 10  # of what a product reads
 _SPARE_BYTES = 2 << 10  # beside these, for scales
 _COUNTERS = 64  # of a head's splits, and of all
-_LONG_OF_FEW = 256  # tokens of each of few splits, at most
-# Each query head reads its keys and values alone. On an H200 a step of Llama-8B, four heads to a group, took 0.19 ms
-# more for each 1,000 tokens of context, layer by layer 0.12, and 0.66 less at 577: by these they meet at some 9,500. Of
-# Qwen3-30B-A3B, eight to a group, it was 0.19, 0.00 and 0.79, so they meet at 4,700; of Qwen3-0.6B, two to a group,
-# 0.04 and 0.11: they do not meet.
-_LONGEST, LEAST_OF_GROUP = 32768, 4  # tokens of all heads of a group together
-# Weights of 8 bits, in stages of 8 lines: int8 met the launches at some 2,200 tokens, experts in fp8 by blocks at
-# 2,800. What has made them quicker since was not measured.
-_LONGEST_OF_BYTES = 2048  # tokens, until it is
+_LONG_OF_FEW = 192  # tokens of each of few splits, at most
+# Where all that splits give is no more, each program puts it together for itself. On an H200 32 KB more of it take a
+# layer some 1.6 us; a program that does it for all takes 2.2 (behind 3,500 tokens of Qwen3-0.6B 0.4 more than 64 KB).
+_READ_BY_ALL = 64 << 10  # bytes
+_SPLITS = 16  # of a context, at most: of Qwen3-30B-A3B, 32 are slower up to 8,000 tokens
 _COPIED = 5  # tensors of a layer that the copy engine reads
 _FAR = 1 << 31  # lines, as far as the copy engine counts
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -91,7 +85,9 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
         return None
     kept = _kept(shape, form, lines, group, programs)
     stages = (_STAGE_BYTES - max(0, 4 * kept[0] * kept[1] - _SPARE_BYTES)) // (lines * group * LINE)
-    return StepTile(lines, group, stages, programs // s.kv_heads, programs // s.heads, kept)
+    splits = min(_SPLITS, programs // s.kv_heads)
+    few = splits if 2 * splits * read <= _READ_BY_ALL else programs // s.heads
+    return StepTile(lines, group, stages, splits, few, kept)
 
 
 def _is_even(shape: StepShape, form: StepForm, lines: int, group: int, programs: int) -> bool:
@@ -126,15 +122,6 @@ def _kept(shape: StepShape, form: StepForm, lines: int, group: int, programs: in
         (s.hidden * chosen, s.intermediate),
     )  # fmt: skip
     return max(form.kept(-(-rows // own), group, k // line, lines) for rows, k in sizes)
-
-
-def longest_of(shape: StepShape, form: StepForm | None = BF16) -> int | None:
-    """See `WholeStep.longest_with`."""
-    of_group = shape.heads // shape.kv_heads
-    if of_group < LEAST_OF_GROUP:
-        return None
-    longest = _LONGEST // of_group
-    return min(longest, _LONGEST_OF_BYTES) if form in (INT8, FP8, FP8_BLOCKS) else longest
 
 
 def make(shape: StepShape, device: torch.device) -> PersistentStep | None:
@@ -172,7 +159,7 @@ class PersistentStep:
 
     def longest_with(self, weight: StepWeight) -> int | None:
         """See WholeStep."""
-        return longest_of(self._shape, form_of([weight]))
+        return None
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""

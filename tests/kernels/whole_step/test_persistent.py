@@ -17,9 +17,9 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
 from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, WholeStep, persistent
-from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, NIBBLES, StepForm
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
 from app.kernels.whole_step.gluon_step import whole_step_kernel
-from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, longest_of, tile_of
+from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, tile_of
 from app.kernels.whole_step.reference import whole_step
 from tests.kernels.gluon_on_cpu import OnCpu
 
@@ -132,15 +132,15 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
         (LLAMA, BF16, StepTile(16, 8, 12, 16, 4, (1, 4))),
         (LLAMA, INT8, StepTile(16, 8, 12, 16, 4, (32, 8))),
         (LLAMA, FP8_BLOCKS, StepTile(8, 16, 12, 16, 4, (64, 8))),
-        (QWEN, BF16, StepTile(16, 8, 12, 16, 8, (1, 4))),
+        (QWEN, BF16, StepTile(16, 8, 12, 16, 16, (1, 4))),
         (QWEN, INT8, None),
-        (EXPERTS, BF16, StepTile(16, 8, 12, 32, 4, (1, 4))),
-        (EXPERTS, FP8_BLOCKS, StepTile(8, 16, 12, 32, 4, (16, 8))),
+        (EXPERTS, BF16, StepTile(16, 8, 12, 16, 4, (1, 4))),
+        (EXPERTS, FP8_BLOCKS, StepTile(8, 16, 12, 16, 4, (16, 8))),
         (EXPERTS, INT8, None),
         (replace(EXPERTS, intermediate=1408), BF16, None),
         (replace(EXPERTS, experts=StepExperts(256, 8, weighs_chosen=True, rounds_weights=True)), BF16, None),
         (replace(EXPERTS, experts=StepExperts(128, 6, weighs_chosen=True, rounds_weights=True)), BF16, None),
-        (SMALL_HEADS, BF16, StepTile(16, 8, 12, 16, 4, (1, 4))),
+        (SMALL_HEADS, BF16, StepTile(16, 8, 12, 16, 16, (1, 4))),
         (replace(LLAMA, head_dim=80), BF16, None),
         (replace(LLAMA, hidden=3072), BF16, None),
         (replace(QWEN, hidden=2560), BF16, None),
@@ -150,17 +150,6 @@ def assert_near(found: torch.Tensor, truth: torch.Tensor) -> None:
 )
 def test_tile(shape: StepShape, form: StepForm, tile: StepTile | None) -> None:
     assert tile_of(shape, form) == tile
-
-
-def test_context_by_heads_that_read_alike() -> None:
-    assert longest_of(LLAMA) == 8192
-    assert longest_of(QWEN) is None
-    assert longest_of(EXPERTS) == 4096
-    for form in (INT8, FP8, FP8_BLOCKS):
-        assert longest_of(LLAMA, form) == longest_of(EXPERTS, form) == 2048
-        assert longest_of(replace(LLAMA, heads=128, kv_heads=4), form) == 1024
-        assert longest_of(QWEN, form) is None
-    assert all(longest_of(LLAMA, form) == 8192 for form in NIBBLES)
 
 
 @pytest.mark.parametrize(
