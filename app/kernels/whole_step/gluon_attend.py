@@ -148,12 +148,11 @@ def attend(
             p_parts, p_sums, go, n, i, pos, i_kv, i_split, each, num, eps, scale, stride_block, QH, KH, D, ALL, SPLITS,
             GROUP, CL, STAGES, S, QK_NORM, WARPS,
         )  # fmt: skip
-        if SPLITS > FEW:
-            if num > FEW:
-                thread_barrier()
-                before = gl.atomic_add(p_done + i_kv * WIDE, 1, sem="acq_rel", scope="gpu")
-                if before % num == num - 1:
-                    merge(p_parts, p_sums, i_kv, num, QH // KH, D, ALL, SPLITS, WARPS)
+        if SPLITS > FEW and num > FEW:
+            thread_barrier()
+            before = gl.atomic_add(p_done + i_kv * WIDE, 1, sem="acq_rel", scope="gpu")
+            if before % num == num - 1:
+                merge(p_parts, p_sums, i_kv, num, QH // KH, D, ALL, SPLITS, WARPS)
     else:
         mbarrier.wait(go, n & 1)
     return i
