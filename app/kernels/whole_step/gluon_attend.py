@@ -247,9 +247,9 @@ def merge(
     """Puts together what the splits gave of HEADS query heads, behind all of them."""
     OWN: gl.constexpr = HEADS * D // (32 * WARPS)
     V: gl.constexpr = 1 if OWN < 1 else 8 if OWN > 8 else OWN
-    LANES: gl.constexpr = 32 if D // V > 32 else D // V
-    BESIDE: gl.constexpr = D // (V * LANES)
-    M3: gl.constexpr = gl.BlockedLayout([1, 1, V], [1, 32 // LANES, LANES], [1, WARPS // BESIDE, BESIDE], [2, 1, 0])
+    THREADS: gl.constexpr = 32 if D // V > 32 else D // V
+    BESIDE: gl.constexpr = D // (V * THREADS)
+    M3: gl.constexpr = gl.BlockedLayout([1, 1, V], [1, 32 // THREADS, THREADS], [1, WARPS // BESIDE, BESIDE], [2, 1, 0])
     ROW: gl.constexpr = gl.SliceLayout(2, M3)
     o_s = gl.arange(0, SPLITS, layout=gl.SliceLayout(1, ROW))
     o_h = i_kv * HEADS + gl.arange(0, HEADS, layout=gl.SliceLayout(0, ROW))

@@ -168,15 +168,28 @@ def copy_partition(
 
 
 @gluon.jit
+def places_of(p_own, SIDES: gl.constexpr):
+    """The places of a layer's norms of queries and keys, of its second norm and its cache, and of what stands beside
+    its output, its gate and up, and its down."""
+    at_query, at_key, at_second, at_cache = (
+        gl.load(p_own + 1), gl.load(p_own + 2), gl.load(p_own + 3), gl.load(p_own + 4)
+    )  # fmt: skip
+    at_output, at_gate, at_down = at_cache, at_cache, at_cache
+    if SIDES > 0:
+        at_output = gl.load(p_own + 6 + SIDES)
+        at_gate, at_down = gl.load(p_own + 6 + 2 * SIDES), gl.load(p_own + 6 + 3 * SIDES)
+    return at_query, at_key, at_second, at_cache, at_output, at_gate, at_down
+
+
+@gluon.jit
 def multiply_partition(
     w_smem, x_smem, out_smem, share_smem, merge_smem, scale_smem, ready, free, go, chosen, p_base, p_near, p_hidden,
     p_between, p_qkv, p_parts, p_sums, p_act, p_scores, p_choice, p_counters, p_slot, p_len, p_cos, p_sin, i_p, NL, eps,
-    scale, stride_block,
-    H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, D: gl.constexpr, F: gl.constexpr, GROUP: gl.constexpr,
-    CL: gl.constexpr, PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr,
-    PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, FEW: gl.constexpr, LONG: gl.constexpr,
-    S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr, E: gl.constexpr,
-    TOP: gl.constexpr,
+    scale, stride_block, H: gl.constexpr, QH: gl.constexpr, KH: gl.constexpr, D: gl.constexpr, F: gl.constexpr,
+    GROUP: gl.constexpr, CL: gl.constexpr, PARTS: gl.constexpr, SIDES: gl.constexpr, KEPT_ROWS: gl.constexpr,
+    KEPT: gl.constexpr, PROGRAMS: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr, FEW: gl.constexpr,
+    LONG: gl.constexpr, S: gl.constexpr, QK_NORM: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr,
+    E: gl.constexpr, TOP: gl.constexpr,
 ):  # fmt: skip
     """WARPS warps: all that is computed."""
     V: gl.constexpr = 8 if PARTS * CL >= 4 * WARPS else 4
@@ -211,12 +224,7 @@ def multiply_partition(
         # queries, keys, values; norms' weights, which nobody writes, are on their way before the wait
         norms = loaded(p_base + at_norm * 8, K, H // K, CL, PARTS, XB)
         p_own = p_near + layer * NEAR
-        at_query, at_key = gl.load(p_own + 1), gl.load(p_own + 2)
-        at_second, at_cache = gl.load(p_own + 3), gl.load(p_own + 4)
-        at_output, at_gate, at_down = at_cache, at_cache, at_cache
-        if SIDES > 0:
-            at_output = gl.load(p_own + 6 + SIDES)
-            at_gate, at_down = gl.load(p_own + 6 + 2 * SIDES), gl.load(p_own + 6 + 3 * SIDES)
+        at_query, at_key, at_second, at_cache, at_output, at_gate, at_down = places_of(p_own, SIDES)
         keep_scales(scales, scale_smem, FORM)
         if layer > 0:
             mbarrier.wait(go, n & 1)
@@ -232,8 +240,7 @@ def multiply_partition(
         gl.store(p_qkv + first * GROUP + o_row, (firsts.load(R1) * rms).to(gl.bfloat16), mask=o_row < groups * GROUP)
         signal(p_counters)
         keep_scales(scales, scale_smem, FORM)
-        p_query_norm, p_key_norm = p_base + at_query * 8, p_base + at_key * 8
-        p_cache = p_base + at_cache * 8
+        p_query_norm, p_key_norm, p_cache = p_base + at_query * 8, p_base + at_key * 8, p_base + at_cache * 8
         i = attend(
             w_smem, x_smem, merge_smem, ready, free, p_qkv, p_cache, p_slot, p_query_norm, p_key_norm, p_cos, p_sin,
             p_parts, p_sums, p_counters + WIDE, go, n, i, pos, i_p // SPLITS, i_p % SPLITS, eps, scale, stride_block,
