@@ -64,54 +64,43 @@ def scales_of_chosen(
     if FORM == "bf16":
         b_scales = 0
     else:
-        b_gate = gate_scales(p_base, at_gate, p_ids, i_p, H, F, PROGRAMS, KEPT_ROWS, KEPT, GROUP, CL, WARPS, TOP)
+        b_gate = expert_scales(
+            p_base, at_gate, p_ids, i_p, 2 * F, H, 2 * TOP * F // (PROGRAMS * GROUP), False, PROGRAMS, KEPT_ROWS, KEPT,
+            GROUP, CL, WARPS, TOP,
+        )  # fmt: skip
         keep_scales(b_gate, scale_smem, FORM)
         thread_barrier()
-        b_scales = down_scales(p_base, at_down, p_ids, i_p, H, F, PROGRAMS, KEPT_ROWS, KEPT, GROUP, CL, WARPS, TOP)
+        b_scales = expert_scales(
+            p_base, at_down, p_ids, i_p, H, F, H // (PROGRAMS * GROUP) * TOP, True, PROGRAMS, KEPT_ROWS, KEPT, GROUP,
+            CL, WARPS, TOP,
+        )  # fmt: skip
     return b_scales
 
 
 @gluon.jit
-def gate_scales(
-    p_base, at, p_ids, i_p, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, KEPT_ROWS: gl.constexpr,
-    KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, TOP: gl.constexpr,
+def expert_scales(
+    p_base, at, p_ids, i_p, N: gl.constexpr, K: gl.constexpr, GROUPS: gl.constexpr, OF_ALL: gl.constexpr,
+    PROGRAMS: gl.constexpr, KEPT_ROWS: gl.constexpr, KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr,
+    WARPS: gl.constexpr, TOP: gl.constexpr,
 ):  # fmt: skip
-    """Scales of this program's groups of gate and up, as `scales_ahead` gives them."""
+    """Scales of this program's GROUPS groups of rows of the chosen experts' weights [N, K], as `scales_ahead` gives
+    them. OF_ALL: of down, whose rows are multiplied with all experts' numbers, one behind the other."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
-    PAIRS: gl.constexpr = TOP * F // (PROGRAMS * GROUP)
-    CHUNKS: gl.constexpr = H // (CL * BLOCK)
+    CHUNKS: gl.constexpr = (K + CL * BLOCK - 1) // (CL * BLOCK)
     o_r = gl.arange(0, KEPT_ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    o_g = o_r // CHUNKS
-    o_pair = gl.minimum(i_p * PAIRS + o_g // 2, TOP * F // GROUP - 1)
-    o_row = o_pair % (F // GROUP) * GROUP + o_g % 2 * F
+    o_g = gl.minimum(o_r // CHUNKS, GROUPS - 1)
+    if OF_ALL:
+        o_k = o_g % TOP
+        o_row = i_p * (N // PROGRAMS) + o_g // TOP * GROUP
+    else:
+        o_pair = i_p * (GROUPS // 2) + o_g // 2
+        o_k = o_pair // (N // 2 // GROUP)
+        o_row = o_pair % (N // 2 // GROUP) * GROUP + o_g % 2 * (N // 2)
     o_l = (o_r % CHUNKS * CL)[:, None] + gl.arange(0, KEPT, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    return block_scales(p_base, at, p_ids, o_pair // (F // GROUP), o_row, o_l, o_g < 2 * PAIRS, 2 * F, H)
-
-
-@gluon.jit
-def down_scales(
-    p_base, at, p_ids, i_p, H: gl.constexpr, F: gl.constexpr, PROGRAMS: gl.constexpr, KEPT_ROWS: gl.constexpr,
-    KEPT: gl.constexpr, GROUP: gl.constexpr, CL: gl.constexpr, WARPS: gl.constexpr, TOP: gl.constexpr,
-):  # fmt: skip
-    """The same of its groups of down."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [32 // KEPT, KEPT], [WARPS, 1], [1, 0])
-    GROUPS: gl.constexpr = H // (PROGRAMS * GROUP) * TOP
-    CHUNKS: gl.constexpr = (F + CL * BLOCK - 1) // (CL * BLOCK)
-    o_r = gl.arange(0, KEPT_ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    # A group of rows is multiplied with all experts' numbers, one behind the other.
-    o_g = o_r // CHUNKS
-    o_row = i_p * (H // PROGRAMS) + gl.minimum(o_g, GROUPS - 1) // TOP * GROUP
-    o_l = (o_r % CHUNKS * CL)[:, None] + gl.arange(0, KEPT, layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    return block_scales(p_base, at, p_ids, o_g % TOP, o_row, o_l, o_g < GROUPS, H, F)
-
-
-@gluon.jit
-def block_scales(p_base, at, p_ids, o_k, o_row, o_l, m_r, N: gl.constexpr, K: gl.constexpr):
-    """Scales of rows of the chosen experts' weights [N, K], and of blocks o_l of K; those there are not are 0."""
     b_expert = gl.load(p_ids + o_k, cache_modifier=".cg").to(gl.int32)
     o = (b_expert * (K // BLOCK * (N // BLOCK)) + o_row // BLOCK)[:, None] + o_l * (N // BLOCK)
     p_scales = (p_base + at * 8).to(gl.pointer_type(gl.float32), bitcast=True)
-    return gl.load(p_scales + o, mask=m_r[:, None] & (o_l < K // BLOCK), other=0.0)
+    return gl.load(p_scales + o, mask=(o_r < GROUPS * CHUNKS)[:, None] & (o_l < K // BLOCK), other=0.0)
 
 
 @gluon.jit
@@ -119,7 +108,7 @@ def choose(p_scores, p_choice, E: gl.constexpr, BE: gl.constexpr, TOP: gl.conste
            ROUNDS_WEIGHTS: gl.constexpr):  # fmt: skip
     """One warp: waits for all scores; the best TOP experts, the best first. Writes their weights, and
     behind these their numbers."""
-    SCORES: gl.constexpr = gl.BlockedLayout([BE // 32 if BE > 32 else 1], [32], [1], [0])
+    SCORES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])  # a warp asks for 128 bytes, a line, at once
     CHOICE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     o_e = gl.arange(0, BE, layout=SCORES)
     o_k = gl.arange(0, TOP, layout=CHOICE)
