@@ -34,7 +34,7 @@ TOWER: list[Rule] = [
     (r"\.final_layer_norm\.", ".norm2."),
     (r"\.(fc[12])\.", r".mlp.\1."),
 ]
-# Of a tower behind which a projector of two layers stands; the tower's own blocks have layers of these names, too.
+# A tower behind which a projector of two layers stands has these; its own blocks have layers of these names, too.
 PROJECTED_TOWER: list[Rule] = [
     (r"^audio_tower\.", "tower."),
     (r"^multi_modal_projector\.linear_(\d)\.", r"projector.fc\1."),
