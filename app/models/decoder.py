@@ -31,6 +31,7 @@ from app.models.blocks import Blocks, LayerPlace
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import NO_ROPE, DecoderSettings, readable
 from app.models.layer_offload import LayerOffload
+from app.models.whole_latents import LatentDecoderStep
 from app.models.whole_step import DecoderStep
 
 Ropes = Callable[[str], RopeSettings]  # by layer type
@@ -64,9 +65,9 @@ class Decoder(Layer):
             attention.layer_index = number
         is_plain = blocks.layer_inputs is None and self.project_out is None
         # None: steps of one token are computed layer by layer, too.
-        self.whole_step = (
-            DecoderStep.of(ctx, s, list(self.layers.values()), list(self.rotaries.values())) if is_plain else None
-        )
+        steps = (DecoderStep.of, LatentDecoderStep.of) if is_plain else ()
+        made = (of(ctx, s, list(self.layers.values()), list(self.rotaries.values())) for of in steps)
+        self.whole_step = next((one for one in made if one is not None), None)
 
     def _build_ends(self, ctx: BuildContext, s: DecoderSettings, blocks: Blocks) -> None:
         """Builds what stands before the layers in the first stage, and after them in the last."""

@@ -39,14 +39,9 @@ class DecoderStep:
         cls, ctx: BuildContext, settings: DecoderSettings, layers: Sequence[Any], rotaries: Sequence[RotaryEmbedding]
     ) -> DecoderStep | None:
         """None: these layers, or this device, want launches of their own."""
-        if not ctx.whole_steps:
-            return None
-        is_whole = len(layers) == settings.num_layers and len(rotaries) == 1 and ctx.groups.tp.size == 1
-        is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
-        if ctx.attention_ops.name != platform_of(ctx.device).attention_backend:  # another is asked to attend
-            return None
-        is_plain = is_plain and not ctx.offload_bytes and all(_is_plain(one, settings, ctx) for one in layers)
-        if not (is_whole and is_plain):
+        if not may_be_whole(ctx, settings, layers, rotaries) or not all(
+            _is_plain(one, settings, ctx) for one in layers
+        ):
             return None
         s, first = settings, layers[0].self_attn
         if rotaries[0].cos.shape[-1] != first.head_dim:  # some numbers of a head are not rotated
@@ -77,8 +72,7 @@ class DecoderStep:
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         meta = ctx.attention[self._attention.layer_index]
-        is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
-        if not is_one or ctx.wanted or ctx.read is not None or Shown.of(ctx).num_deep or self._is_long(meta):
+        if not is_lone(x, meta, ctx) or is_long(meta, self.longest):
             return None
         rotation = self._rotary.of_step(ctx)
         if any(is_adapted(layer.mlp) for layer in self._layers):
@@ -98,13 +92,30 @@ class DecoderStep:
         ]
         return self._step.run(x, layers, token)
 
-    def _is_long(self, meta: AttentionMetadata) -> bool:
-        """True if a layer after the other is quicker. Of a static step the bound of its lengths tells nothing, and
-        whoever chose the step knew."""
-        if meta.by_layers or meta.is_static:
-            return meta.by_layers
-        longest = self.longest
-        return longest is not None and meta.max_seq_len > longest
+
+def may_be_whole(
+    ctx: BuildContext, settings: DecoderSettings, layers: Sequence[Any], rotaries: Sequence[RotaryEmbedding]
+) -> bool:
+    """True if all layers are here, in bf16, and nothing was asked for that a whole step does not do."""
+    is_whole = len(layers) == settings.num_layers and len(rotaries) == 1 and ctx.groups.tp.size == 1
+    is_plain = ctx.dtype == torch.bfloat16 and ctx.kv_dtype in (None, ctx.dtype) and not ctx.is_exact
+    # Another backend may be asked to attend.
+    is_usual = ctx.attention_ops.name == platform_of(ctx.device).attention_backend
+    return ctx.whole_steps and is_whole and is_plain and is_usual and not ctx.offload_bytes
+
+
+def is_lone(x: torch.Tensor, meta: AttentionMetadata, ctx: ForwardContext) -> bool:
+    """True if a step is one token's, of which nobody wants more than what the last layer gives."""
+    is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
+    return is_one and not ctx.wanted and ctx.read is None and not Shown.of(ctx).num_deep
+
+
+def is_long(meta: AttentionMetadata, longest: int | None) -> bool:
+    """True if a layer after the other is quicker: where a context has more than `longest` tokens. Of a static step the
+    bound of its lengths tells nothing, and whoever chose the step knew."""
+    if meta.by_layers or meta.is_static:
+        return meta.by_layers
+    return longest is not None and meta.max_seq_len > longest
 
 
 def _is_plain(layer: Any, settings: DecoderSettings, ctx: BuildContext) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,20 @@ import torch
 from app.kernels.gemm.fp8_block import Fp8OnlyWeight
 from app.kernels.gemm.stored import StoredTiles
 from app.kernels.moe.stacked import StackedExperts
-from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, persistent, with_sinks
+from app.kernels.whole_step import (
+    StepExperts,
+    StepLayer,
+    StepShape,
+    StepToken,
+    StepWeight,
+    persistent,
+    persistent_latents,
+    with_sinks,
+)
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, form_of
 from tests.kernels.target_gpu import IS_AMD, zeros
 from tests.kernels.whole_step.test_gluon_nibbles import layers_of as layers_of_nibbles
+from tests.kernels.whole_step.test_persistent_latents import V2_LITE, layer_of_latents, sizes_of_latents
 from tests.kernels.whole_step.test_with_sinks import CHOICE, GPT_OSS, tokens_at
 from tests.kernels.whole_step.test_with_sinks import layers_of as layers_with_sinks
 
@@ -73,6 +84,19 @@ def whole_step_with_sinks(shape: StepShape) -> None:
     assert step.run(zeros(1, shape.hidden), layers_with_sinks(shape, 1), tokens_at(20, shape)) is not None
 
 
+def whole_step_of_latents() -> None:
+    """The same of latent attention and experts, some of them shared."""
+    s = V2_LITE
+    sizes = sizes_of_latents(s, num_blocks=4)
+    parts = torch.empty(sum(map(math.prod, sizes)), dtype=torch.bfloat16).split([*map(math.prod, sizes)])
+    layer = layer_of_latents([x.view(size) for x, size in zip(parts, sizes, strict=True)])
+    table, angles = torch.zeros(1, 4, dtype=torch.int32), zeros(s.rope)
+    token = StepToken(angles, angles, torch.zeros(1, dtype=torch.int64), table[0, :1], table)
+    step, x = persistent_latents.PersistentLatents(s, torch.device("cpu")), zeros(1, s.hidden)
+    assert step.serves(x, [layer])
+    step.run(x, [layer], token)
+
+
 def gpu_calls() -> list[Callable[[], None]]:
     """All of them."""
     if IS_AMD:
@@ -85,6 +109,7 @@ def gpu_calls() -> list[Callable[[], None]]:
     few = replace(GPT_OSS, experts=replace(CHOICE, count=4))  # whose weights are made soon
     return [
         partial(whole_step_with_sinks, few),
+        whole_step_of_latents,
         partial(whole_step, qwen),
         partial(whole_step, small_heads),
         *(partial(whole_step, llama, form) for form in (BF16, INT8, FP8, FP8_BLOCKS)),
