@@ -137,6 +137,17 @@ def _gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread: small products take longer on several, and tests run beside others."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """Address of one Ray cluster of 4 CPUs for all tests that need no cluster of their own; this process has joined it,
@@ -162,8 +173,9 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    if core := sys.modules.get("app.engine.core"):
-        vars(core)["CPU_STEP_S"] = 0.0
+    if assembly := sys.modules.get("app.engine.assembly"):
+        assert "CPU_STEP_S" in vars(assembly), "the usual `max_step_s` of a CPU stands elsewhere"
+        vars(assembly)["CPU_STEP_S"] = 0.0
 
 
 @pytest.hookimpl(trylast=True)  # after -m, so that the quickest of a file is one that runs

@@ -174,3 +174,9 @@ def test_prompt_logprobs_across_chunks_equal_those_in_one() -> None:
         assert one.token_ids == other.token_ids
         assert one.token_ids[0] == prompt[position]
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_no_schedule_of_tests_depends_on_how_long_steps_take() -> None:
+    """See tests/conftest.py: where a test says nothing of it, steps on a CPU may take as long as they do."""
+    with started_core(num_blocks=20) as core:
+        assert core.scheduler._rules.prompt_time.max_step_s == 0

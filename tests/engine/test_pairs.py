@@ -36,6 +36,8 @@ from tests.engine.core_driver import KEY, Results, run
 from tests.tiny_models import tiny_model
 from tests.worker.worker_driver import decode_statically
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top_p": {"top_p": 0.8},
@@ -86,14 +88,6 @@ class Echo(Proposer):
         known = proposal.columns.num_tokens[proposal.rows].long()
         return torch.stack(((known * 7) % 331, (known * 5) % 331), dim=1)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

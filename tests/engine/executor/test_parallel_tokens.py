@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from app.checkpoints.model_info import ModelInfo
 from app.config.engine import EngineConfig
@@ -24,6 +22,8 @@ from tests.engine.core_driver import Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor, serve_static
 from tests.tiny_models import hf_greedy, hf_model, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_PROMPTS, MAX_TOKENS = 50, 12
 KEY = b"a secret for tests"
 VOCAB = 331
@@ -37,15 +37,6 @@ def prompts() -> list[list[int]]:
     shared = rng.integers(3, VOCAB, 40).tolist()
     made = [rng.integers(3, VOCAB, int(length)).tolist() for length in rng.integers(1, 50, NUM_PROMPTS)]
     return [shared + prompt if number % 3 == 0 else prompt for number, prompt in enumerate(made)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of one tiny product would wait for the cores that the ranks use."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

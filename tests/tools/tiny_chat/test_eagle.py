@@ -20,12 +20,9 @@ from tools.tiny_chat.eagle.lessons import TARGET, batches, continued, load_targe
 from tools.tiny_chat.eagle.train import save, tokens_of
 from tools.tiny_chat.model import Llama
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

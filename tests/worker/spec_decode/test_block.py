@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from app.errors import ConfigError
@@ -15,15 +14,9 @@ from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.test_chain import COUNT, MAX_TOKENS, SHAPE, config_of, prompts, run_greedy
 from tests.worker.worker_driver import Driver
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FORMS = ("dflash", "dflash-windows", "dflash2", "dspark", "speculators")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

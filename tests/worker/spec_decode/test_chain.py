@@ -30,6 +30,8 @@ from tests.worker.spec_decode.drafters import Drafts
 from tests.worker.spec_decode.mtp_checkpoints import SHAPES, with_layer_behind
 from tests.worker.worker_driver import Driver, Run, decode_statically, greedy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COUNT, MAX_TOKENS = 4, 14
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 6,
@@ -50,14 +52,6 @@ MADE: dict[str, tuple[str, Callable[[Path, PreTrainedModel], Drafts]]] = {
     "mlp": ("mlp_speculator", drafters.mlp_speculator),
     "mlp-tied": ("mlp_speculator", lambda folder, target: drafters.mlp_speculator(folder, target, tied=True)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

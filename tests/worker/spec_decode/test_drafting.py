@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from app.backends import PROPOSERS
 from app.checkpoints.model_info import ModelInfo
@@ -31,6 +30,8 @@ from tests.tiny_models import hf_greedy, hf_model, tiny_model
 from tests.worker.spec_decode.prophet import ASKED, ENTRY, NAME, ProphetWorker, UnevenWorker, key_of, model_with_prophet
 from tests.worker.worker_driver import decode_statically
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORKER = f"{ProphetWorker.__module__}:{ProphetWorker.__name__}"
 UNEVEN = f"{UnevenWorker.__module__}:{UnevenWorker.__name__}"
 SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -43,14 +44,6 @@ WISHES: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_p": 0.05, "min_tokens": 12, "stop_token_ids": tuple(range(3, 120))},
     {"temperature": 0.9, "stop_token_ids": tuple(range(3, 40))},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from tests.engine.executor.forked_executor import ForkedExecutor
 from tests.tiny_models import tiny_model
 from tests.worker.spec_decode.test_drafting import SHAPE, WISHES, WholeLogprobs, assert_same, generate, make_config
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def drafts_of(known: list[int], count: int, shortest: int, longest: int) -> list[int]:
     """The same, token by token: the longest n-gram first, of its places the latest, then copied on and on."""
@@ -95,14 +97,6 @@ def test_a_lookup_longer_than_the_context_is_cut() -> None:
 def test_none_unless_asked_for() -> None:
     context: Any = SimpleNamespace(config=make_config(Path("any")), build=SimpleNamespace(max_model_len=8))
     assert create_proposer(context) is None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from app.backends import PROPOSERS
 from app.checkpoints.model_info import ModelInfo
@@ -25,6 +24,8 @@ from tests.worker.spec_decode.mtp_checkpoints import SHAPES
 from tests.worker.spec_decode.oracle import LIAR, PROPHET, Prophet
 from tests.worker.spec_decode.test_drafting import WholeLogprobs, assert_same, prompts
 from tests.worker.worker_driver import decode_statically
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_TOKENS = 18
 ASKED: list[dict[str, Any]] = [
@@ -52,14 +53,6 @@ MODES: dict[str, dict[str, Any]] = {
 CASES = [(model, mode, k) for model in MODELS for mode in MODES for k in (1, 3, 6)]
 CASES = [case for case in CASES if case[:2] != ("latent-experts", "fp8")]  # a CPU has no such cache of latents
 SAMPLE = random.Random(2).sample(CASES, 7)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def requests() -> list[EngineRequest]:

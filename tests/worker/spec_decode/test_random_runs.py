@@ -8,14 +8,13 @@ runs a drafter, 14,000 together.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from app.backends import PROPOSERS
 from app.checkpoints.model_info import ModelInfo
@@ -31,6 +30,8 @@ from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.worker_driver import decode_statically, replay_prompts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAX_TOKENS, COUNT, PIECES = 14, 100, 10
 WISHES: list[dict[str, Any]] = [
@@ -75,14 +76,6 @@ DRAFTERS: dict[str, Make] = {
     "mtp-states": _of_model("qwen3_5"),
 }
 SAMPLE = {"draft_model": 8, "mtp-states": 4, "dspark": 4}  # runs in CI: right often, states, blocks
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_list_is_whole() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from app.checkpoints.model_info import ModelInfo
 from app.engine.core import EngineCore
@@ -19,6 +18,8 @@ from tests.worker.spec_decode.mtp_checkpoints import with_layer_behind
 from tests.worker.spec_decode.test_chain import MADE, SHAPE
 from tests.worker.spec_decode.test_drafting import WISHES, WholeLogprobs, assert_same, generate, make_config, requests
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RANKS = [
     ("eagle3-speculators", 2, 1, None),
     ("eagle3-speculators", 2, 1, 1),
@@ -29,14 +30,6 @@ RANKS = [
     pytest.param("draft_model", 2, 1, None, marks=pytest.mark.slow),
     pytest.param("draft_model", 2, 2, 1, marks=pytest.mark.slow),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

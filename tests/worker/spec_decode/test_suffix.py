@@ -32,16 +32,10 @@ from tests.worker.spec_decode.test_drafting import (
 from tests.worker.spec_decode.test_ngram import drafts_of
 from tests.worker.worker_driver import decode_statically
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, WIDTH, COUNT = 3, 120, 3
 DRAFTING: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": COUNT}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Plain:

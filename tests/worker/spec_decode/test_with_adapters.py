@@ -23,13 +23,7 @@ from tests.worker.spec_decode import drafters
 from tests.worker.spec_decode.test_chain import MAX_TOKENS, SHAPE, config_of, prompts
 from tests.worker.worker_driver import decode_statically
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def generate(model: Path, adapter: Path, drafting: dict[str, Any] | None, *, static: bool) -> dict[str, list[int]]:
