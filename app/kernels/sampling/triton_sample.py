@@ -2,7 +2,8 @@
 """Logits to tokens without a sort: temperature, min_p, top_k, top_p, Gumbel-argmax and the token's logprob.
 
 Every filter keeps the tokens at or above a threshold of its row, so a threshold is all that is looked for. Rows
-without a filter and greedy rows are decided while the logits are read the first time. For the others a second reading
+without a filter and greedy rows are decided while the logits are read the first time: noise that is about right says
+who may be the best of a tile, and only these tokens are perturbed exactly. For the others a second reading
 counts the tokens (and their mass) that lie within a few distances of the maximum; a third copies the tokens of the
 least distance that is sure to hold the answer; then the thresholds are bisected over these few, on the bits of the
 numbers, which is exact, ties included. Where too many tokens qualify (a flat distribution) the bisection reads the
@@ -29,6 +30,11 @@ _NUM_CUTS = tl.constexpr(4)
 _ROWS = ["p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_keys", "p_positions"]
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# How far `noise_about` may be off, with room to spare (a test measures it), and a logit's quotient, by its own size.
+ROUGHLY = tl.constexpr(1e-3)
+_FEW_BITS = tl.constexpr(2e-6)
+# The interpreter, and AMD's GPUs, take a logarithm of their own.
+BY_ASSEMBLY = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
 
 
 @triton.jit
@@ -60,12 +66,55 @@ def token_perturb(b_x, o_token, b_seed, b_choice, b_position, PURPOSE: tl.conste
 
 
 @triton.jit
-def tile_perturb(b_x, i_first, b_seed, b_choice, b_position, PURPOSE: tl.constexpr, BN: tl.constexpr):
-    """The perturbed logits of BN consecutive tokens from i_first, a multiple of 4: one Philox call for four of them."""
+def tile_words(i_first, b_seed, b_choice, b_position, PURPOSE: tl.constexpr, BN: tl.constexpr):
+    """The words of BN consecutive tokens from i_first, a multiple of 4: one Philox call for four of them."""
     o_group = i_first // 4 + tl.arange(0, BN // 4)
     o_zero = o_group * 0
     w0, w1, w2, w3 = tl.philox(b_seed, o_group, o_zero + b_position, o_zero + b_choice, o_zero + PURPOSE)
-    return perturb(b_x, tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BN]))
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BN])
+
+
+@triton.jit
+def log2_about(b_x):
+    """log2 of normal numbers, to some 22 bits."""
+    if BY_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        return tl.log2(b_x)
+
+
+@triton.jit
+def noise_about(b_word):
+    """Returns what `perturb` adds for a Philox word, to ROUGHLY: a fifth of its work."""
+    b_u = tl.minimum(b_word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.9999999403953552)
+    b_few = b_u + b_u * b_u * 0.5  # -log1p(-u); of large u by its logarithm
+    b_v = tl.where(b_u < 0.0078125, b_few, log2_about(1.0 - b_u) * -LN_2)
+    return log2_about(b_v) * -LN_2
+
+
+@triton.jit
+def best_perturbed(
+    b_x, p_row, i_first, o_token, m, b_temperature, b_seed, b_choice, b_position, V, PURPOSE: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """(the largest of the tile's perturbed logits, the lowest token that has it). Those that come near the largest are
+    found by less exact numbers; they are computed, one after the other: there is hardly ever a second one."""
+    b_noise = noise_about(tile_words(i_first, b_seed, b_choice, b_position, PURPOSE, BN))
+    b_about = b_x * tl.minimum(1.0 / b_temperature, 1e30) + b_noise  # finite for any temperature
+    b_most = tl.max(b_about, 0)
+    m_near = m & (b_about >= b_most - (2.0 * ROUGHLY + tl.abs(b_most) * _FEW_BITS)) & (b_about > float("-inf"))
+    b_best = tl.full((), float("-inf"), tl.float32)
+    b_token = i_first + 0
+    o_near = tl.min(tl.where(m_near, o_token, V), 0)
+    while o_near < V:
+        b_own = tl.div_rn(tl.load(p_row + o_near).to(tl.float32), b_temperature)
+        b_own = token_perturb(b_own, o_near, b_seed, b_choice, b_position, PURPOSE)
+        b_token = tl.where(b_own > b_best, o_near, b_token)
+        b_best = tl.maximum(b_best, b_own)
+        o_near = tl.min(tl.where(m_near & (o_token > o_near), o_token, V), 0)
+    return b_best, b_token
 
 
 @triton.jit
@@ -93,15 +142,19 @@ def read_kernel(
     tl.store(p_sum + o_out, tl.sum(tl.exp2((b_x - b_shift) * LOG2_E), 0))
     if is_filtered(b_temperature, tl.load(p_top_k + i_n), tl.load(p_top_p + i_n), tl.load(p_min_p + i_n), V):
         return
-    b_score = b_x
     if b_temperature > 0.0:
         b_seed = tl.load(p_keys + i_n * 2)
         b_choice = tl.load(p_keys + i_n * 2 + 1).to(tl.int32)
         b_position = tl.load(p_positions + i_n).to(tl.int32)
-        b_score = tile_perturb(tl.div_rn(b_x, b_temperature), i_tile * BN, b_seed, b_choice, b_position, PURPOSE, BN)
-    b_best = tl.max(b_score, 0)
+        b_best, b_token = best_perturbed(
+            b_x, p_logits + i_n * stride_logits, i_tile * BN, o_token, m, b_temperature, b_seed, b_choice, b_position,
+            V, PURPOSE, BN,
+        )  # fmt: skip
+    else:
+        b_best = b_max
+        b_token = tl.min(tl.where(m & (b_x == b_max), o_token, V), 0)
     tl.store(p_best + o_out, b_best)
-    tl.store(p_token + o_out, tl.min(tl.where(m & (b_score == b_best), o_token, V), 0))
+    tl.store(p_token + o_out, b_token)
 
 
 @triton.jit

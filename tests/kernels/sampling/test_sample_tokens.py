@@ -8,9 +8,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from scipy import stats
 
 from app.kernels.sampling import reference, triton_sample, uniform
+from app.kernels.sampling.triton_ops import perturb
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INF = float("inf")
@@ -167,6 +170,35 @@ def test_half_precision_row_stride_purpose_and_no_rows(path: Path) -> None:
     unfiltered = tuple(tensor[[2, 12] * 4] for tensor in args)
     assert not torch.equal(path(*unfiltered)[0], path(*unfiltered, purpose=3)[0])
     assert path(*(tensor[:0] for tensor in args))[0].shape == (0,)
+
+
+@triton.jit
+def both_noises_kernel(p_words, p_about, p_noise, BN: tl.constexpr):
+    o = tl.program_id(0) * BN + tl.arange(0, BN)
+    b_word = tl.load(p_words + o).to(tl.uint32, bitcast=True)
+    tl.store(p_about + o, triton_sample.noise_about(b_word))
+    tl.store(p_noise + o, perturb(tl.zeros([BN], dtype=tl.float32), b_word))
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in (divide|multiply):RuntimeWarning")
+def test_who_may_be_the_best_is_known_by_noise_that_is_not_far_off() -> None:
+    """Both ends of the words, and many between."""
+    ends = torch.arange(2048, dtype=torch.int64)
+    words = torch.cat([ends, 2**32 - 1 - ends, torch.arange(0, 2**32, 2**16 + 1)[: 2**16 - 4096]])
+    words = torch.where(words >= 2**31, words - 2**32, words).int().to(DEVICE)
+    about, noise = (torch.empty(len(words), device=DEVICE) for _ in range(2))
+    both_noises_kernel[(len(words) // 2048,)](words, about, noise, BN=2048)
+    assert float((about - noise).abs().max()) < triton_sample.ROUGHLY.value / 4
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their constants")
+def test_of_those_that_come_near_the_best_the_best_is_drawn() -> None:
+    """By numbers that are not exact all tokens come near the best: each is computed, and the same one wins."""
+    logits = torch.randn(2, 700, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    drawn = triton_sample.sample_tokens(*arguments(logits, [(0.9, 0, 1.0, 0.0)] * 2))
+    with mock.patch.object(triton_sample, "ROUGHLY", tl.constexpr(20.0)):
+        again = triton_sample.sample_tokens(*arguments(logits, [(0.9, 0, 1.0, 0.0)] * 2))
+    assert all(map(torch.equal, drawn, again))
 
 
 @pytest.mark.parametrize("path", [PATHS[0], pytest.param(*PATHS[1].values, id="triton", marks=pytest.mark.gpu)])
