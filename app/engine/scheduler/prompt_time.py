@@ -48,6 +48,13 @@ class PromptTime:
     _fixed_s: float = field(default=0.0, init=False)  # what the prompts of a short step take; 0 until told
     _token_s: float = field(default=0.0, init=False)  # what a token of a full step takes; 0 until told
 
+    def observe(self, num_tokens: int, num_decodes: int, took_s: float, decode_s: float) -> None:
+        """A step of so many tokens of prompts, and rows that decode, took so long; `decode_s`: what a step of decodes
+        alone takes, 0 until measured."""
+        if num_tokens and num_decodes:
+            self.note(num_tokens, took_s - decode_s)
+        self.rounds.count(num_decodes, took_s > self.max_step_s)
+
     def note(self, num_tokens: int, prompts_s: float) -> None:
         """A step's `num_tokens` tokens of prompts took so long, beside its decodes."""
         if prompts_s <= 0:

@@ -268,28 +268,10 @@ class Scheduler:
         if self._drafts is not None:
             plan.num_proposed = self._drafts.choose(decodes)
         behind = np.flatnonzero((pending > 1) & self.rows.runnable)  # some may just have been preempted
-        num_short = behind.size + len(self.waiting)
-        if num_short:
-            is_crowded = num_short > 1
-            costs, to_compute = self._statistics.costs, int(pending[behind].sum())
-            most = self._rules.prompt_time.most_tokens(
-                costs.prefill_token_s,
-                costs.decode_step_s if plan.has_decodes else 0.0,
-                backlog=to_compute + self.waiting.load.to_compute,
-                is_alone=not is_crowded and not plan.has_decodes,
-                room=plan.budget.left,
-                first=to_compute or next((one.num_tokens for one in self.waiting.first(1)), 0),
-                num_decodes=int(decodes.size),
-            )
-            plan.budget.limit(most)
-            plan.budget.open_prefills(is_crowded)
-            self._encoders.begin_plan()
-            self._chunks.grant_running(behind, plan)
+        if behind.size or len(self.waiting):
+            self._plan_prompts(behind, int(pending[behind].sum()), int(decodes.size), plan)
             if plan.preempted:
                 decodes = decodes[self.rows.runnable[decodes]]
-            else:  # while running requests lack blocks, nobody new gets in
-                self._admit_waiting(plan)
-            self._chunks.spend_rest(plan)
         elif decodes.size and decodes.size == ready.size and self._may_repeat(decodes, plan):
             step_message = self._writer.write(decodes, plan, is_alone=True)
             self._steady = self._writer.remember()
@@ -299,6 +281,26 @@ class Scheduler:
         if not decodes.size and not plan.chunks:
             return None
         return self._writer.write(decodes, plan, is_alone=not len(self.waiting))
+
+    def _plan_prompts(self, behind: IntArray, to_compute: int, num_decodes: int, plan: StepPlan) -> None:
+        """Chunks for the rows that are `behind`, of which so many tokens are to compute, and for waiting requests."""
+        is_crowded, costs = behind.size + len(self.waiting) > 1, self._statistics.costs
+        most = self._rules.prompt_time.most_tokens(
+            costs.prefill_token_s,
+            costs.decode_step_s if plan.has_decodes else 0.0,
+            backlog=to_compute + self.waiting.load.to_compute,
+            is_alone=not is_crowded and not plan.has_decodes,
+            room=plan.budget.left,
+            first=to_compute or next((one.num_tokens for one in self.waiting.first(1)), 0),
+            num_decodes=num_decodes,
+        )
+        plan.budget.limit(most)
+        plan.budget.open_prefills(is_crowded)
+        self._encoders.begin_plan()
+        self._chunks.grant_running(behind, plan)
+        if not plan.preempted:  # while running requests lack blocks, nobody new gets in
+            self._admit_waiting(plan)
+        self._chunks.spend_rest(plan)
 
     def _may_repeat(self, decodes: IntArray, plan: StepPlan) -> bool:
         """True if the next step may be of the same rows, one token each: no pipeline, no drafts."""
@@ -411,9 +413,8 @@ class Scheduler:
         self.waiting.load.refresh()
         stats.measured = self.kv.pool.residency.take_samples()
         stats.num_running, stats.num_waiting = self.rows.num_occupied, len(self.waiting)
-        if (decodes := step_message.num_decode_tokens) and (prompts := step_message.num_tokens - decodes):
-            self._rules.prompt_time.note(prompts, stats.tokens_s - self._statistics.costs.decode_step_s)
-        self._rules.prompt_time.rounds.count(decodes, stats.tokens_s > self._rules.prompt_time.max_step_s)
+        decodes, usual_s = step_message.num_decode_tokens, self._statistics.costs.decode_step_s
+        self._rules.prompt_time.observe(step_message.num_tokens - decodes, decodes, stats.tokens_s, usual_s)
         self._statistics.count_step(stats, decodes)
         return outputs
 

@@ -184,3 +184,16 @@ def test_steps_that_took_no_time_of_their_own_tell_nothing() -> None:
     for prompts_s in (0.0, -0.01):
         time_of.note(100, prompts_s)
     assert time_of.most_tokens(1e-4, 0.0, 4000, False) == 480
+
+
+def test_a_step_tells_of_prompts_only_where_both_are_in_it() -> None:
+    """What its decodes take is taken off; a step of decodes alone tells whether their tokens came in time."""
+    noted, told_of = PromptTime(0.05, grows=True), PromptTime(0.05, grows=True)
+    for num_tokens, num_decodes in ((500, 0), (0, 20)):
+        told_of.observe(num_tokens, num_decodes, 0.04, 0.01)
+    assert told_of._token_s == noted._token_s == 0.0
+    assert told_of.rounds.left > 0.0
+    told_of.observe(500, 20, 0.06, 0.01)
+    noted.note(500, 0.06 - 0.01)
+    assert told_of._token_s == noted._token_s > 0.0
+    assert told_of.rounds.left < 0.0, "20 tokens came late"
