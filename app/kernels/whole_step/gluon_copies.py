@@ -44,9 +44,10 @@ def copy_rows(
     SECOND, STAGES: gl.constexpr, AHEAD: gl.constexpr, FORM: gl.constexpr, N: gl.constexpr = 0, p_base=None,
     p_place=None, scale_smem=None,
 ):  # fmt: skip
-    """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up). A stage may
-    have room for more lines than a row has: what lies behind them is copied, too. Of nibbles [N, ..] also what stands
-    beside them, from p_place on."""
+    """GROUPS groups of rows of a weight from `row` on; SECOND: of every other group another row (gate, up). Rows that
+    have fewer lines than a stage has of one lie one behind the other in it. Of nibbles [N, ..] also what stands beside
+    them, from p_place on."""
+    OF_ROW: gl.constexpr = CL if LINES > CL else LINES  # lines in a stage
     if is_of_nibbles(FORM):
         sides = sides_of(p_base, p_place, row, N, GROUP, CL, FORM)
     for g in range(GROUPS):
@@ -56,14 +57,10 @@ def copy_rows(
             first = row + g * GROUP
         for c in range((LINES + CL - 1) // CL):
             stage = room(ready, free, i, STAGES, AHEAD)
-            mbarrier.expect(ready.index(stage), GROUP * CL * WIDE * 2)
-            for r in gl.static_range(GROUP):
-                tma.async_copy_global_to_shared(
-                    d_lines,
-                    [base + (first + r) * LINES + c * CL, 0],
-                    ready.index(stage),
-                    pieces.index(stage * GROUP + r),
-                )
+            mbarrier.expect(ready.index(stage), GROUP * OF_ROW * WIDE * 2)
+            for r in gl.static_range(GROUP * OF_ROW // CL):
+                line = base + first * LINES + r * CL if LINES < CL else base + (first + r) * LINES + c * CL
+                tma.async_copy_global_to_shared(d_lines, [line, 0], ready.index(stage), pieces.index(stage * GROUP + r))
             if is_of_nibbles(FORM):
                 bring_sides(sides, scale_smem, ready, stage, c * (2 * CL * N) + first - row, GROUP, CL, FORM)
             i += 1

@@ -116,13 +116,22 @@ def plain_group(
         b_acc = warpgroup_mma_wait(0, deps=[b_acc])
         mbarrier.arrive(free.index(stage), count=1)
         i += 1
+    return own_sums(b_acc, GROUP, CL, OWN_LINES, MMA), i
+
+
+@gluon.jit
+def own_sums(b_sums, GROUP: gl.constexpr, CL: gl.constexpr, OWN_LINES: gl.constexpr, MMA: gl.constexpr):
+    """Products [GROUP * CL, CL] of a stage's lines with lines of a vector: each row's, of its lines with their own.
+    Rows of fewer lines than CL lie one behind the other, and behind them what was copied before."""
     o_m = gl.arange(0, GROUP * CL, layout=gl.SliceLayout(1, MMA))
     o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, MMA))
-    m_own = (o_m % CL)[:, None] == o_n[None, :]
-    if OWN_LINES < CL:
-        m_own = m_own & (o_n < OWN_LINES)[None, :]
-    b_own = gl.where(m_own, b_acc, 0.0)
-    return gl.sum(gl.reshape(gl.sum(b_own, 1), [GROUP, CL]), 1), i
+    b_lines = gl.sum(gl.where((o_m % OWN_LINES)[:, None] == o_n[None, :], b_sums, 0.0), 1)
+    if OWN_LINES == CL:
+        b_rows = gl.sum(gl.reshape(b_lines, [GROUP, CL]), 1)
+    else:
+        o_r = gl.arange(0, GROUP, layout=gl.SliceLayout(0, MMA))
+        b_rows = gl.sum(gl.where((o_m // OWN_LINES)[:, None] == o_r[None, :], b_lines[:, None], 0.0), 0)
+    return b_rows
 
 
 @gluon.jit
@@ -134,27 +143,24 @@ def byte_group(
     KIND: gl.constexpr = "int8" if FORM == "int8" else "e4m3"
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
     words = w_smem._reinterpret(gl.int16, [STAGES, GROUP * CL, WIDE], w_smem.layout)
-    b_acc = gl.reshape(gl.zeros([GROUP * CL, CL], gl.float32, MMA), [GROUP, CL, CL])
-    LAYOUT: gl.constexpr = b_acc.type.layout
-    LINE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))
+    b_acc = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
     for c in range(CHUNKS):
         stage = i % STAGES
+        if FORM == "e4m3 blocks":  # rows of a stage are of one block of rows, so each column has a scale
+            b_scale = scale_smem.index(g * CHUNKS + c).load(gl.SliceLayout(0, MMA))
         mbarrier.wait(ready.index(stage), (i // STAGES) & 1)
         b_words = words.index(stage).load(gl.DotOperandLayout(0, MMA, 2))
         b_part = gl.zeros([GROUP * CL, CL], gl.float32, MMA)
         for p in gl.static_range(2):
             b_x = x_smem.index(2 * c + p).permute((1, 0)).load(gl.DotOperandLayout(1, MMA, 2))
             b_part = mma_v2(unpack(b_words, p, KIND, gl.bfloat16), b_x, b_part)
-        b_part = gl.reshape(b_part, [GROUP, CL, CL])
         if FORM == "e4m3 blocks":
-            b_part *= scale_smem.index(g * CHUNKS + c).load(LINE)[None, :, None]
+            b_part *= b_scale[None, :]
         b_acc += b_part
         # All words were in use before, so they have come; `release` would wait for the next scales, too.
         mbarrier.arrive(free.index(stage), count=1)
         i += 1
-    o_l = gl.arange(0, CL, layout=LINE)[None, :, None]
-    o_n = gl.arange(0, CL, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    b_sum = gl.sum(gl.sum(gl.where((o_l == o_n) & (o_l < OWN_LINES), b_acc, 0.0), 2), 1)
+    b_sum = own_sums(b_acc, GROUP, CL, OWN_LINES, MMA)
     if FORM != "e4m3 blocks":
         b_sum *= scale_smem.index(g).load(b_sum.type.layout)
     return b_sum, i

@@ -98,7 +98,8 @@ def _is_even(shape: StepShape, form: StepForm, lines: int, group: int, programs:
     has_groups = not any(rows % (programs * group) for rows in (s.hidden, _chosen(s) * s.intermediate))
     has_groups &= (read + 2 * s.kv_heads * s.head_dim) % group == 0
     if s.experts is not None and s.intermediate < lines * line:  # of an expert a stage holds less
-        return has_groups and not any(k % (lines * line) for k in (s.hidden, read)) and s.intermediate % line == 0
+        has_groups &= s.intermediate % line == 0 and group * (s.intermediate // line) % lines == 0
+        return has_groups and not any(k % (lines * line) for k in (s.hidden, read))
     return has_groups and not any(k % (lines * line) for k in (s.hidden, read, s.intermediate))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from app.kernels.gemm.tiled import TiledWeight
 from app.kernels.kernel_table import HOPPER
 from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, WholeStep, persistent
-from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm
+from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, words_of
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, tile_of
 from app.kernels.whole_step.reference import whole_step
+from tests.kernels import gluon_on_cpu
 from tests.kernels.gluon_on_cpu import OnCpu
 
 LLAMA = StepShape(4096, 32, 8, 128, 14336, 1e-5, 128**-0.5, norms_heads=False)
@@ -241,6 +243,32 @@ def test_experts_of_8_bits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, found = whole_step(x, exact, token, shape), step.run(x.clone(), layers, token)
     assert found is not None
     assert_near(found, expected)
+
+
+@pytest.mark.parametrize("form", [BF16, FP8_BLOCKS], ids=["bf16", "e4m3 in blocks"])
+def test_nothing_is_copied_from_behind_a_tensor(form: StepForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be mapped there. Rows of down have less than a stage's lines."""
+    copied: list[int] = []
+
+    def bring(desc: Any, at: Sequence[Any], barrier: Any, to: Any) -> None:
+        first = desc.base.data_ptr() + int(at[0]) * persistent.LINE
+        copied.extend(range(first, first + desc.block_shape[0] * persistent.LINE, persistent.LINE))
+        real(desc, at, barrier, to)
+
+    copy_engine = gluon_on_cpu._HOPPERS["tma"]
+    real = copy_engine.async_copy_global_to_shared
+    monkeypatch.setattr(copy_engine, "async_copy_global_to_shared", bring)
+    monkeypatch.setattr(persistent, "whole_step_kernel", OnCpu(whole_step_kernel, all_at_once=True))
+    choice = StepExperts(6, 4, weighs_chosen=True, rounds_weights=True)
+    shape = replace(SMALL, intermediate=192 if form is BF16 else 128, experts=choice)
+    tile = replace(TILE, stages=6) if form is BF16 else replace(TILE, lines=2, kept=(128, 2))
+    layers = layers_of(shape, 1, form=form)
+    x = torch.ones(1, shape.hidden, dtype=torch.bfloat16)
+    assert PersistentStep(shape, {form: tile}, CPU, 8).run(x, layers, token_at(32, shape)) is not None
+    tensors = [words_of(one) for one in (layers[0].qkv, layers[0].output, layers[0].gate_up, layers[0].down)]
+    ends = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in (*tensors, layers[0].cache)]
+    assert copied
+    assert all(any(first <= line < end for first, end in ends) for line in copied)
 
 
 def assert_right_every_time(
