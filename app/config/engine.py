@@ -277,10 +277,10 @@ class EngineConfig(Frozen):
         "auto",
         description="Most prompt tokens of steps with prompts that are replayed from CUDA graphs, which are captured "
         "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
-        "steps (up to 1,024: or might, were the host busier), and not with latent attention, whose gain was not "
-        "measured; below 64: none. Not with several workers; steps that show pictures, verify drafts, or have "
-        "adapters, run without. `as_used`, the default of `LLM`: each when it comes for the third time, which its "
-        "capture holds up by some tenths of a second. `LLM` captures what else is asked for at its start.",
+        "steps (up to 1,024: or might, were the host busier), and not with latent attention; below 64: none. Not with "
+        "several workers; steps that show pictures, verify drafts, or have adapters, run without. `as_used`, the "
+        "default of `LLM`: each when it comes for the third time, which its capture holds up by some tenths of a "
+        "second. `LLM` captures what else is asked for at its start.",
     )
     whole_steps: Literal["auto", "off"] = Field(
         "auto",

@@ -177,5 +177,5 @@ def refusal(config: EngineConfig, forward: ForwardPass) -> str | None:
     if not forward.captures_prompts:
         return "layers that plan such steps on the host"
     if config.cuda_graph_prompt_tokens == "auto" and not forward.captures_context:
-        return "latent attention, whose gain by it was not measured: only where a number is given"
+        return "latent attention: only where a number is given, or as_used"
     return None
