@@ -55,6 +55,8 @@ _MOST_WAITING = 128
 # Nothing that was imported has read these, or `_take_on` sees to them; nor, but for Ray itself, the next.
 _MAY_DIFFER = {KIND_VARIABLE, "OMP_NUM_THREADS", "SPT_NOENV"}
 _RAY_READS, _RAYS = "CUDA_VISIBLE_DEVICES", "RAY_"
+# An ingress has it, and no other process. What reads it where it is imported is told once more in a copy.
+_HOOK, _HOOK_READER = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ray.serve._private.http_util"
 
 
 @contextmanager
@@ -173,7 +175,14 @@ def _answer(asker: socket.socket) -> None:
 def may_be_copied(own: Mapping[str, str], others: Mapping[str, str], has_ray: bool) -> bool:
     """True if a process with the other environment would have imported the same."""
     names = {name for name in own.keys() | others.keys() if own.get(name) != others.get(name)} - _MAY_DIFFER
-    return not names if has_ray else all(name == _RAY_READS or name.startswith(_RAYS) for name in names)
+    if has_ray:
+        return not names - ({_HOOK} if _reads_hook() else set())
+    return all(name == _RAY_READS or name.startswith(_RAYS) for name in names)
+
+
+def _reads_hook() -> bool:
+    """True if Serve is here and keeps the hook where it can be set."""
+    return hasattr(sys.modules.get(_HOOK_READER), _HOOK)
 
 
 def _listener(path: Path) -> socket.socket:
@@ -258,6 +267,8 @@ def _begin_libraries() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # behind it: those of regions within
     if (torch := sys.modules.get("torch")) is not None and threads.isdecimal() and int(threads):
         torch.set_num_threads(int(threads))  # NumPy's own products keep as many as the template has
+    if _reads_hook():
+        setattr(sys.modules[_HOOK_READER], _HOOK, os.environ.get(_HOOK))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from app.cli import worker_template
 from app.cli.ray_worker import become
 from app.cli.worker_template import DEVICE_MODULES, HOST_MODULES, KINDS, announce, may_be_copied, running
 from app.engine.executor.ray_workers import HAS_TORCH
@@ -234,6 +236,28 @@ def printed(code: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def test_a_copy_that_has_serve_is_told_of_its_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve reads its name where it is imported; where it does not any more, such a process is no copy."""
+    name = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+    own, others = {"A": "1"}, {"A": "1", name: "module:prepare"}
+    serve = ModuleType("ray.serve._private.http_util")
+    monkeypatch.setitem(sys.modules, serve.__name__, serve)
+    assert not may_be_copied(own, others, has_ray=True)
+    vars(serve)[name] = None
+    assert may_be_copied(own, others, has_ray=True)
+    assert not may_be_copied(own, {**others, "RAY_SERVE_OTHER": "1"}, has_ray=True)
+    monkeypatch.setenv(name, "module:prepare")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    worker_template._begin_libraries()
+    assert vars(serve)[name] == "module:prepare"
+
+
+def test_serve_reads_its_hook_where_copies_tell_it() -> None:
+    from ray.serve._private import http_util
+
+    assert hasattr(http_util, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH")
 
 
 def test_templates_have_what_they_name_and_neither_ray_nor_a_device() -> None:
