@@ -26,11 +26,10 @@ class EngineModel(Layer, ABC):
     # Whether PEFT takes inputs and outputs of its layers' experts for each other (loading/adapter_experts.py).
     swaps_expert_adapters: bool = False
 
-    @property
-    def longest_at_once(self) -> int | None:
-        """Tokens of context up to which a step of one token computes all layers at once, known once there are weights;
-        None: whatever their number."""
-        return None
+    def longest_at_once(self, rows: int) -> int | None:
+        """Tokens of a row's context up to which a step of so many rows, with a token each, computes all layers at once,
+        known once there are weights; 0: it never does, None: whatever their number."""
+        return 0
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

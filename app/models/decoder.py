@@ -152,10 +152,9 @@ class CausalLM(EngineModel):
             assert self.model.embed_tokens is not None
             self.lm_head.tie(self.model.embed_tokens)
 
-    @property
-    def longest_at_once(self) -> int | None:
+    def longest_at_once(self, rows: int) -> int | None:
         """See EngineModel."""
-        return None if self.model.whole_step is None else self.model.whole_step.longest
+        return 0 if self.model.whole_step is None else self.model.whole_step.longest(rows)
 
     @staticmethod
     @abstractmethod

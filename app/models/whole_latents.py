@@ -20,7 +20,7 @@ from app.layers.rotary import RotaryEmbedding
 from app.models.decoder_layers.pre_norm import PreNormLayer
 from app.models.decoder_settings import DecoderSettings
 from app.models.step_experts import is_adapted
-from app.models.whole_step import is_lone, is_long, may_be_whole
+from app.models.whole_step import are_decodes, is_long, may_be_whole
 
 
 class LatentDecoderStep:
@@ -57,16 +57,15 @@ class LatentDecoderStep:
         step = next((one for one in steps if one is not None), None)
         return None if step is None else cls(step, first, own, rotaries[0])
 
-    @property
-    def longest(self) -> int | None:
-        """Tokens of a context that this serves; None: any."""
-        return self._step.longest
+    def longest(self, rows: int) -> int | None:
+        """See EngineModel.longest_at_once."""
+        return self._step.longest if rows == 1 else 0
 
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         attention: Any = self._layers[0].self_attn
         meta = ctx.attention[attention.layer_index]
-        if not is_lone(x, meta, ctx) or is_long(meta, self.longest):
+        if not are_decodes(x, meta, ctx) or is_long(meta, self.longest(len(x))):
             return None
         rotation = self._rotary.of_step(ctx)
         if rotation.query_scale is not None or any(_is_changed(layer) for layer in self._layers):

@@ -1,4 +1,5 @@
-"""A decoder's layers in one launch, where a step brings one token and the layers are plain (`kernels/whole_step`)."""
+"""A decoder's layers in one launch, where a step's few rows bring a token each and the layers are plain
+(`kernels/whole_step`)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from app.platforms import platform_of
 
 
 class DecoderStep:
-    """Runs steps of one token, of which nobody wants more than what the last layer gives."""
+    """Runs steps of one token a row, of which nobody wants more than what the last layer gives."""
 
     def __init__(self, step: WholeStep, layers: Sequence[PreNormLayer], rotary: RotaryEmbedding) -> None:
         self._step, self._layers, self._rotary = step, layers, rotary
@@ -63,16 +64,15 @@ class DecoderStep:
         step = next((one for one in steps if one is not None), None)
         return None if step is None else cls(step, layers, rotaries[0])
 
-    @property
-    def longest(self) -> int | None:
-        """Tokens of a context that this serves, known once there are weights; None: any."""
+    def longest(self, rows: int) -> int | None:
+        """See EngineModel.longest_at_once."""
         weight = _weight(next(_linears(self._layers[0])))
-        return None if weight is None else self._step.longest_with(weight)
+        return 0 if weight is None else self._step.longest_with(weight, rows)
 
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
-        """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
+        """x [rows, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
         meta = ctx.attention[self._attention.layer_index]
-        if not is_lone(x, meta, ctx) or is_long(meta, self.longest):
+        if not are_decodes(x, meta, ctx) or is_long(meta, self.longest(len(x))):
             return None
         rotation = self._rotary.of_step(ctx)
         if any(is_adapted(layer.mlp) for layer in self._layers):
@@ -104,17 +104,17 @@ def may_be_whole(
     return ctx.whole_steps and is_whole and is_plain and is_usual and not ctx.offload_bytes
 
 
-def is_lone(x: torch.Tensor, meta: AttentionMetadata, ctx: ForwardContext) -> bool:
-    """True if a step is one token's, of which nobody wants more than what the last layer gives."""
-    is_one = len(x) == 1 and meta.num_decodes == 1 and meta.max_query_len == 1 and not meta.holds_prompts
-    return is_one and not ctx.wanted and ctx.read is None and not Shown.of(ctx).num_deep
+def are_decodes(x: torch.Tensor, meta: AttentionMetadata, ctx: ForwardContext) -> bool:
+    """True if each row of a step brings one token, of which nobody wants more than what the last layer gives."""
+    are_single = len(x) == meta.num_decodes and meta.max_query_len == 1 and not meta.holds_prompts and not meta.cascade
+    return are_single and not ctx.wanted and ctx.read is None and not Shown.of(ctx).num_deep
 
 
 def is_long(meta: AttentionMetadata, longest: int | None) -> bool:
     """True if a layer after the other is quicker: where a context has more than `longest` tokens. Of a static step the
     bound of its lengths tells nothing, and whoever chose the step knew."""
-    if meta.by_layers or meta.is_static:
-        return meta.by_layers
+    if meta.by_layers or meta.is_static or longest == 0:
+        return meta.by_layers or longest == 0
     return longest is not None and meta.max_seq_len > longest
 
 

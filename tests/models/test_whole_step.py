@@ -39,20 +39,22 @@ class Counted:
     """Computes steps by the reference, of any shape."""
 
     shape: StepShape
-    most: int | None = None
+    most: dict[int, int | None] = field(default_factory=lambda: {1: None})
+    rows: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     weights: list[StepWeight] = field(default_factory=list)
     asked: StepWeight | None = None
     places: set[tuple[int | None, int]] = field(default_factory=set)  # windows and groups of layers
 
-    def longest_with(self, weight: StepWeight) -> int | None:
+    def longest_with(self, weight: StepWeight, rows: int) -> int | None:
         self.asked = weight
-        return self.most
+        return self.most.get(rows, 0)
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor:
-        assert x.shape == (1, self.shape.hidden)
+        assert x.shape[1] == self.shape.hidden
         assert all(layer.qkv.shape[1] == self.shape.hidden for layer in layers)
-        self.positions.append(int(token.seq_len) - 1)
+        self.rows.append(len(x))
+        self.positions.append(int(token.seq_len[0]) - 1)
         self.places = {(layer.window, layer.group) for layer in layers}
         self.weights = [weight for layer in layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return whole_step(x, layers, token, self.shape)
@@ -106,7 +108,7 @@ def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: py
     """The same tokens either way: from static steps, of which a long row has one of its own, and from others."""
     prompt = list(range(40, 61))
     driver = Driver("tiny-chat", dtype="bfloat16", num_blocks=64)
-    made[-1].most = 24
+    made[-1].most = {1: 24}
     made[-1].positions.clear()
     ordinary = driver.run([Run(prompt, greedy(8))])[0].tokens
     assert made[-1].positions == [21, 22, 23]
@@ -118,6 +120,19 @@ def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: py
     assert step.noted == [StepKey(1)] * 3 + [StepKey(1, frozenset({LONG}))] * 4
     monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
     assert found == ordinary == Driver("tiny-chat", dtype="bfloat16").run([Run(prompt, greedy(8))])[0].tokens
+
+
+def test_several_requests(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes of as many rows as are served, and no others; the same tokens layer by layer."""
+    prompts = [list(range(40, 61)), list(range(30, 38)), [5, 6, 7], [8, 9]]
+    with LLM("tiny-chat", dtype="bfloat16") as llm:
+        made[-1].most |= {2: None, 3: 24}
+        made[-1].rows.clear()
+        found = [generated(llm, prompts[:count]) for count in (2, 3, 4)]
+        assert {2, 3} <= set(made[-1].rows) <= {1, 2, 3}
+    monkeypatch.setattr(at_once.DecoderStep, "run", lambda self, x, ctx: None)
+    with LLM("tiny-chat", dtype="bfloat16") as llm:
+        assert found == [generated(llm, prompts[:count]) for count in (2, 3, 4)]
 
 
 @pytest.mark.parametrize(("quantization", "form"), [("int8", "int8"), ("fp8", "e4m3"), ("fp8_block", "e4m3")])
@@ -246,7 +261,7 @@ def test_stored_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_token_to_which_deep_layers_add_goes_layer_by_layer() -> None:
-    step: Any = SimpleNamespace(run=None)
+    step: Any = SimpleNamespace(longest_with=lambda weight, rows: None)
     layer: Any = SimpleNamespace(self_attn=SimpleNamespace(layer_index=1))
     ones = torch.ones(1, dtype=torch.int32)
     meta = AttentionMetadata(ones, ones, ones.view(1, 1), ones.long(), 1, 1, num_decodes=1)

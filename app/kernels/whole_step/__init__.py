@@ -1,6 +1,6 @@
-"""All layers of a decoder in one launch, for a step of one token: the contract.
+"""All layers of a decoder in one launch, for a step of few rows that bring one token each: the contract.
 
-A step of one token is bound by reading weights once, and between two launches the memory rests. One launch for all
+Such a step is bound by reading weights once, and between two launches the memory rests. One launch for all
 layers reads the next weights while programs wait for each other. It serves layers of one kind alone; what it does not
 serve is computed layer by layer.
 """
@@ -85,25 +85,25 @@ class StepLayer:
 
 @dataclass(slots=True, frozen=True)
 class StepToken:
-    """Says where the step's one token stands; as an attention backend's metadata says it."""
+    """Says where each row's token stands; as an attention backend's metadata says it."""
 
-    cos: torch.Tensor  # [..., head_dim], numbers of the type of x
+    cos: torch.Tensor  # [rows, .., head_dim], numbers of the type of x
     sin: torch.Tensor  # the same, the first half negated
-    slot: torch.Tensor  # int64 [1], below 0: its key and value are not written
-    seq_len: torch.Tensor  # int32 [1], itself included
-    blocks: torch.Tensor  # int32 [..., M]
+    slot: torch.Tensor  # int64 [rows], below 0: its key and value are not written
+    seq_len: torch.Tensor  # int32 [rows], itself included; 0: the row pads the step
+    blocks: torch.Tensor  # int32 [rows, M]
     more: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # slot and blocks of further groups of layers
 
 
 class WholeStep(Protocol):
-    """Computes all layers of a step of one token."""
+    """Computes all layers of a step of few rows."""
 
-    def longest_with(self, weight: StepWeight) -> int | None:
-        """Tokens of context, the step's own among them, up to which this is quicker than a layer after the other where
-        weights have this one's form; None: any."""
+    def longest_with(self, weight: StepWeight, rows: int) -> int | None:
+        """Tokens of a row's context, its own among them, up to which this is quicker than a layer after the other for
+        so many rows where weights have this one's form; 0: it does not serve them, None: any."""
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
-        """x [1, hidden], which may be overwritten -> what the last layer gives; None: it does not serve them."""
+        """x [rows, hidden], which may be overwritten -> what the last layer gives; None: it does not serve them."""
 
 
 # (shape, device) -> what computes such a step; None: it serves no such shape.

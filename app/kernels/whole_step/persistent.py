@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -25,6 +26,7 @@ from app.kernels.whole_step.forms import (
 from app.kernels.whole_step.gluon_attend import numbers_of_warps
 from app.kernels.whole_step.gluon_copies import WIDE
 from app.kernels.whole_step.gluon_step import whole_step_kernel
+from app.kernels.whole_step.several import ROWS, RowsTile, SeveralRows, tile_of_rows
 
 HEAD_DIMS = (64, 128)
 PROGRAMS = 128  # one on a multiprocessor, all at once
@@ -129,16 +131,24 @@ def make(shape: StepShape, device: torch.device) -> PersistentStep | None:
     """See WHOLE_STEPS."""
     found = {form: tile_of(shape, form) for form in FORMS} if multiprocessors(device) >= PROGRAMS else {}
     tiles = {form: tile for form, tile in found.items() if tile is not None}
-    return PersistentStep(shape, tiles, device) if tiles else None
+    by_rows = {rows: tile_of_rows(shape, rows, PROGRAMS) for rows in ROWS if BF16 in tiles}
+    several = {rows: tile for rows, tile in by_rows.items() if tile is not None}
+    return PersistentStep(shape, tiles, device, PROGRAMS, several) if tiles else None
 
 
 class PersistentStep:
     """See WholeStep. Steps of one of these run one after another."""
 
     def __init__(
-        self, shape: StepShape, tiles: Mapping[StepForm, StepTile], device: torch.device, programs: int = PROGRAMS
+        self,
+        shape: StepShape,
+        tiles: Mapping[StepForm, StepTile],
+        device: torch.device,
+        programs: int = PROGRAMS,
+        by_rows: Mapping[int, RowsTile] = MappingProxyType({}),
     ) -> None:
         self._shape, self._tiles, self._device, self._programs = shape, tiles, device, programs
+        self._several = SeveralRows(shape, by_rows, device, programs) if by_rows else None
         self._places: StepPlaces | None = None
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
         size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
@@ -158,9 +168,11 @@ class PersistentStep:
         self._sums = torch.empty(splits * s.heads * 2, dtype=fp32, device=device)
         self._counters = torch.zeros((1 + s.kv_heads) * _COUNTERS, dtype=torch.int32, device=device)
 
-    def longest_with(self, weight: StepWeight) -> int | None:
+    def longest_with(self, weight: StepWeight, rows: int) -> int | None:
         """See WholeStep."""
-        return None
+        if rows == 1:
+            return None
+        return self._several.longest(rows) if self._several is not None and form_of([weight]) is BF16 else 0
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""
@@ -168,10 +180,14 @@ class PersistentStep:
         size = layers[0].cache.shape[3]
         if places is None or x.dtype != torch.bfloat16 or not x.is_contiguous():
             return None
+        base = places.base_of(layers)
+        if len(x) > 1:
+            if self._several is None or places.form is not BF16:
+                return None
+            return self._several.run(x, layers, token, base, places.reach, places.lines, places.near)
         s, form, tile = self._shape, places.form, self._tiles[places.form]
         if size * s.head_dim % (tile.lines * WIDE.value):
             return None
-        base = places.base_of(layers)
         lines = TensorDescriptor(base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT)
         whole_step_kernel[(self._programs,)](
             lines, base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,

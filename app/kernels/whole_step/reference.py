@@ -1,4 +1,4 @@
-"""A whole step of one token in plain PyTorch: the truth."""
+"""A whole step in plain PyTorch: the truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken,
 
 
 def whole_step(x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken, shape: StepShape) -> torch.Tensor:
-    """x [1, hidden] -> [1, hidden], computed in fp32, and rounded where a layer's parts meet."""
+    """x [rows, hidden] -> the same, row by row, computed in fp32, and rounded where a layer's parts meet."""
+    return torch.cat([_row(x[row : row + 1], layers, _one_of(token, row), shape) for row in range(len(x))])
+
+
+def _one_of(token: StepToken, row: int) -> StepToken:
+    cos, sin, blocks = (part.view(-1, part.shape[-1])[row] for part in (token.cos, token.sin, token.blocks))
+    more = tuple((slots[row], table.view(-1, table.shape[-1])[row]) for slots, table in token.more)
+    return StepToken(cos, sin, token.slot[row], token.seq_len[row], blocks, more)
+
+
+def _row(x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken, shape: StepShape) -> torch.Tensor:
     for layer in layers:
         output, biases = _product(_attended(x, layer, token, shape), layer.output), layer.biases
         x = x + (output if biases is None else output + biases.output)

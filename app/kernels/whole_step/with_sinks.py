@@ -82,9 +82,9 @@ class StepWithSinks:
         self._sums = torch.empty(2 * self._splits * s.heads, dtype=fp32, device=device)
         self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
-    def longest_with(self, weight: StepWeight) -> int | None:
+    def longest_with(self, weight: StepWeight, rows: int) -> int | None:
         """See WholeStep."""
-        return None
+        return None if rows == 1 else 0
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""

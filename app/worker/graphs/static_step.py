@@ -39,7 +39,7 @@ from app.worker.spec_decode.drafting import Drafting
 MOST_COMBINED = 3  # optional parts of which there is a step for each combination
 # What changes the way of the layers, not their result. Of these a step has one at most.
 CASCADE = "cascade"  # shared prefixes are read once
-LONG = "long"  # the one row's context is too long for all layers at once (models/whole_step.py)
+LONG = "long"  # a row's context is too long for all layers at once (models/whole_step.py)
 OF_LAYERS = frozenset({CASCADE, LONG})
 # Places without a token that a step with drafts may have. More take a GPU longer to compute than the host to launch an
 # ordinary step, which has none.
@@ -98,13 +98,12 @@ class StaticStep:
         self.sizes = sorted(sizes)
         self.draft_counts = sorted(draft_counts)
         self._optional = frozenset(features.parts)
-        longest = forward.model.longest_at_once
-        has_long = longest is not None and 1 in sizes and longest < state.token_ids.shape[1]
-        self._longest = longest if has_long else None
+        bounds = ((size, forward.model.longest_at_once(size)) for size in self.sizes)
+        self._longest = {size: bound for size, bound in bounds if bound and bound < state.token_ids.shape[1]}
         self._sizes_of = _sizes_by_kind(
             features.parts,
             self.sizes,
-            {CASCADE: sorted(cascade_sizes), LONG: [1] if has_long else []},
+            {CASCADE: sorted(cascade_sizes), LONG: list(self._longest)},
             {count: [size for size in self.sizes if size * (1 + count) <= most_tokens] for count in self.draft_counts},
         )
         self.inputs = StaticInputs(state.inputs, self.sizes[-1], state.device)
@@ -175,11 +174,9 @@ class StaticStep:
 
     def is_long(self, rows: NDArray[np.int64]) -> bool:
         """True if a step of these rows, one token each, gains by LONG."""
-        return (
-            self._longest is not None
-            and len(rows) == 1
-            and bool(self._state.num_computed_tokens[rows[0]] >= self._longest)
-        )
+        index = bisect_left(self.sizes, len(rows))
+        longest = self._longest.get(self.sizes[index]) if index < len(self.sizes) else None
+        return longest is not None and bool((self._state.num_computed_tokens[rows] >= longest).any())
 
     def places_each(self, key: StepKey) -> int:
         """Places for tokens that each row has."""

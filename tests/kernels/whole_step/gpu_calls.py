@@ -23,6 +23,7 @@ from app.kernels.whole_step import (
     with_sinks,
 )
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, form_of
+from app.kernels.whole_step.several import ROWS, tile_of_rows
 from tests.kernels.target_gpu import IS_AMD, zeros
 from tests.kernels.whole_step.test_gluon_nibbles import layers_of as layers_of_nibbles
 from tests.kernels.whole_step.test_persistent_latents import V2_LITE, layer_of_latents, sizes_of_latents
@@ -30,8 +31,8 @@ from tests.kernels.whole_step.test_with_sinks import CHOICE, GPT_OSS, tokens_at
 from tests.kernels.whole_step.test_with_sinks import layers_of as layers_with_sinks
 
 
-def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
-    """A layer of a step of one token, all of it in one memory."""
+def whole_step(shape: StepShape, form: StepForm = BF16, rows: int = 1) -> None:
+    """A layer of a step of a token a row, all of it in one memory."""
     s, tile = shape, persistent.tile_of(shape, form)
     assert tile is not None
     attended, projected = s.heads * s.head_dim, (s.heads + 2 * s.kv_heads) * s.head_dim
@@ -47,10 +48,12 @@ def whole_step(shape: StepShape, form: StepForm = BF16) -> None:
     heads = more[:2] if s.norms_heads else (None, None)
     layer = StepLayer(norm, qkv, heads[0], heads[1], out, mlp_norm, gate_up, down, more[2])
     layer = layer if s.experts is None else replace(layer, router=router)
-    table = torch.zeros(1, 4, dtype=torch.int32)
-    token = StepToken(zeros(s.head_dim), zeros(s.head_dim), torch.zeros(1, dtype=torch.int64), table[0, :1], table)
-    step = persistent.PersistentStep(s, {form: tile}, torch.device("cpu"))
-    assert step.run(zeros(1, s.hidden), [layer], token) is not None
+    table, angles = torch.zeros(rows, 4, dtype=torch.int32), zeros(rows, s.head_dim)
+    token = StepToken(angles, angles, torch.zeros(rows, dtype=torch.int64), table[:, 0].contiguous(), table)
+    of_rows = tile_of_rows(s, rows, persistent.PROGRAMS)
+    by_rows = {} if rows == 1 or of_rows is None else {rows: of_rows}
+    step = persistent.PersistentStep(s, {form: tile}, torch.device("cpu"), persistent.PROGRAMS, by_rows)
+    assert step.run(zeros(rows, s.hidden), [layer], token) is not None
 
 
 def bytes_of(weight: torch.Tensor, form: StepForm) -> StepWeight:
@@ -112,6 +115,7 @@ def gpu_calls() -> list[Callable[[], None]]:
         whole_step_of_latents,
         partial(whole_step, qwen),
         partial(whole_step, small_heads),
+        *(partial(whole_step, qwen, BF16, rows) for rows in ROWS),
         *(partial(whole_step, llama, form) for form in (BF16, INT8, FP8, FP8_BLOCKS)),
         *(partial(whole_step, qwen_of_experts, form) for form in (BF16, FP8_BLOCKS)),
         *(partial(whole_step_of_nibbles, llama, torch.float16, offsets) for offsets in (None, torch.float32)),

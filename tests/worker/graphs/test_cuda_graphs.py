@@ -155,7 +155,7 @@ def test_a_long_row_has_a_graph_of_its_own(directory: Path, driver: Driver, monk
     runner = driver.worker._runner
     assert runner is not None
     fake = FakeCuda(monkeypatch)
-    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", 8)
+    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", lambda self, rows: 8 if rows == 1 else 0)
     long = StepKey(1, frozenset({LONG}))
     with torch.inference_mode():
         step = StaticStep(runner._forward, runner._state, runner._features, [1, 2])
@@ -176,9 +176,33 @@ def test_a_long_row_has_a_graph_of_its_own(directory: Path, driver: Driver, monk
     fake.replayed.clear()
     assert [run.tokens for run in driver.run([Run(prompt, greedy(6)), Run(prompt, greedy(6))])] == [expected] * 2
     assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 2)] * 5
-    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", 1 << 20)  # longer than a row can be
+    # Longer than a row can be.
+    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", lambda self, rows: 1 << 20)
     with torch.inference_mode():
         assert long not in StaticStep(runner._forward, runner._state, runner._features, [1, 2]).keys
+
+
+def test_rows_of_which_one_is_long_have_a_graph_of_their_own(
+    directory: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as one of them is; where a lone one never is."""
+    runner = driver.worker._runner
+    assert runner is not None
+    fake = FakeCuda(monkeypatch)
+    monkeypatch.setattr(type(runner._forward.model), "longest_at_once", lambda self, rows: 8 if rows == 2 else 0)
+    prompts = [5, 9, 200, 31, 7, 8], [5, 9, 200]
+    with torch.inference_mode():
+        step = StaticStep(runner._forward, runner._state, runner._features, [1, 2])
+        fake.watch(step)
+        graphs = CudaGraphs(step, CPU)
+        graphs.capture(step.keys)
+        runner._static = graphs
+        expected = [hf_greedy(hf_model(directory), prompt, 6) for prompt in prompts]
+    assert StepKey(2, frozenset({LONG})) in step.keys
+    assert StepKey(1, frozenset({LONG})) not in step.keys
+    fake.replayed.clear()
+    assert [run.tokens for run in driver.run([Run(prompt, greedy(6)) for prompt in prompts])] == expected
+    assert [call for call in fake.replayed if call[0] != "sample"] == [("forward", 2)] * 2 + [("forward long", 2)] * 3
 
 
 def test_measured_by_a_trial_that_leaves_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
