@@ -286,7 +286,7 @@ class EngineConfig(Frozen):
         "auto",
         description="All layers of a decode step in one launch, on Hopper GPUs for models and weights that it serves, "
         "where that is quicker (results differ by rounding). `off`: layer by layer always, as where a fault is looked "
-        "for.",
+        "for, or other processes compute on the same GPU; so it is with gpus_per_worker below 1.",
     )
     cascade_attention: Literal["auto", "on", "off"] = Field(
         "auto",

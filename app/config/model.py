@@ -136,6 +136,13 @@ class ModelConfig(Frozen):
         """True if there may be no replica."""
         return self.autoscaling is not None and self.autoscaling.min_replicas == 0
 
+    @property
+    def run_engine(self) -> EngineConfig:
+        """The engine's options as replicas run them. A launch of all layers was not always the same to the bit where
+        other processes computed on its GPU meanwhile, so where replicas share one there are none."""
+        shares_gpu = self.gpus_per_worker is not None and self.gpus_per_worker < 1
+        return self.engine.model_copy(update={"whole_steps": "off"}) if shares_gpu else self.engine
+
     @model_validator(mode="after")
     def _check_replicas(self) -> ModelConfig:
         if self.autoscaling is not None and "num_replicas" in self.model_fields_set:

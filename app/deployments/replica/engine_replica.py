@@ -95,7 +95,7 @@ class EngineReplica:
         self._metrics.label_tenants(TenantLabels(key))
         self._engine = await asyncio.to_thread(
             engine_factory or create_engine,
-            model.engine,
+            model.run_engine,
             key,
             lambda outputs: post(self._on_outputs, outputs),
             lambda error: post(self._ending.fail, error),

@@ -28,7 +28,7 @@ from app.kernels.whole_step.gluon_copies import WIDE
 from app.kernels.whole_step.gluon_step import whole_step_kernel
 from app.kernels.whole_step.several import ROWS, RowsTile, SeveralRows, tile_of_rows
 
-HEAD_DIMS = (64, 128)
+HEAD_DIM = 128  # with 64 the kernel compiles, and is right in emulation; no GPU has run it
 PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
@@ -68,7 +68,7 @@ def tile_of(shape: StepShape, form: StepForm = BF16, programs: int = PROGRAMS) -
         return None
     read = s.heads * s.head_dim
     own = s.hidden // programs
-    if s.head_dim not in HEAD_DIMS or own & (own - 1) or s.heads & (s.heads - 1):
+    if s.head_dim != HEAD_DIM or own & (own - 1) or s.heads & (s.heads - 1):
         return None
     if s.heads > programs or s.heads % s.kv_heads:
         return None

@@ -106,7 +106,6 @@ def gpu_calls() -> list[Callable[[], None]]:
         return []
     llama = StepShape(4096, 32, 8, 128, 14_336, 1e-5, 0.1, norms_heads=False)
     qwen = StepShape(1024, 16, 8, 128, 3072, 1e-6, 0.1, norms_heads=True)
-    small_heads = StepShape(2048, 32, 8, 64, 8192, 1e-5, 0.1, norms_heads=False)
     of_experts = StepExperts(128, 8, weighs_chosen=True, rounds_weights=True)
     qwen_of_experts = StepShape(2048, 32, 4, 128, 768, 1e-6, 0.1, norms_heads=True, experts=of_experts)
     few = replace(GPT_OSS, experts=replace(CHOICE, count=4))  # whose weights are made soon
@@ -114,7 +113,6 @@ def gpu_calls() -> list[Callable[[], None]]:
         partial(whole_step_with_sinks, few),
         whole_step_of_latents,
         partial(whole_step, qwen),
-        partial(whole_step, small_heads),
         *(partial(whole_step, qwen, BF16, rows) for rows in ROWS),
         *(partial(whole_step, llama, form) for form in (BF16, INT8, FP8, FP8_BLOCKS)),
         *(partial(whole_step, qwen_of_experts, form) for form in (BF16, FP8_BLOCKS)),
