@@ -37,7 +37,9 @@ ROUND_PRODUCTS = {"rotate_and_write_kernel", "rotate_heads_kernel", "rotate_and_
 JOINED = re.compile(r"\bfma\.|\b(?:mul|add|sub)\.(?:ftz\.)?f32\b")
 
 # Kernels that let stages go that plain loads have read.
-LET_STAGES_GO = {"whole_step_kernel", "sinks_step_kernel", "latent_step_kernel", "rows_step_kernel"}
+LET_STAGES_GO = {
+    "whole_step_kernel", "sinks_step_kernel", "latent_step_kernel", "rows_step_kernel", "decode_gluon_kernel",
+}  # fmt: skip
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;\n]+?)\s*;\s+/\* 0x[0-9a-f]{16} \*/\s+/\* 0x([0-9a-f]{16}) \*/")
 ARRIVAL = "SYNCS.ARRIVE.TRANS64.A1T0"
 BARRIER = "BAR.SYNC"

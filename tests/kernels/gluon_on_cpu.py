@@ -186,7 +186,9 @@ class Copied:
         return self.base.dtype
 
 
-def _bring(desc: Copied, at: Sequence[Any], barrier: Barrier | Barriers, to: Shared) -> None:
+def _bring(desc: Copied, at: Sequence[Any], barrier: Barrier | Barriers, to: Shared, pred: Any = True) -> None:
+    if not pred:
+        return
     assert to.shape == list(desc.block_shape)
     found = torch.zeros(to.shape, dtype=desc.base.dtype)
     ends = zip(at, desc.block_shape, desc.base.shape, strict=True)
@@ -303,7 +305,12 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def _language(program: Sequence[int]) -> types.SimpleNamespace:
+def _arrive(barrier: Barrier | Barriers, count: int, num_bytes: int = 0, pred: Any = True) -> None:
+    if pred:
+        _one(barrier).change(arrivals=count, num_bytes=num_bytes)
+
+
+def _language(program: Sequence[int], grid: Sequence[int]) -> types.SimpleNamespace:
     """Stands in for `gl`, in one program of a grid."""
     layouts = "NVMMASharedLayout SwizzledSharedLayout BlockedLayout SliceLayout NVMMADistributedLayout DotOperandLayout"
     return types.SimpleNamespace(
@@ -312,6 +319,7 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
         **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "rsqrt", "reshape")},
         constexpr=object, static_range=range, thread_barrier=_nothing, convert_layout=lambda x, layout: x,
         program_id=lambda i: torch.tensor(program[i]).as_subclass(Numbers),
+        num_programs=lambda i: torch.tensor(grid[i]).as_subclass(Numbers),
         arange=lambda first, end, layout=None: torch.arange(first, end).as_subclass(Numbers),
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype).as_subclass(Numbers),
         full=lambda shape, x, dtype, layout=None: torch.full(shape, x, dtype=dtype).as_subclass(Numbers),
@@ -327,8 +335,7 @@ def _language(program: Sequence[int]) -> types.SimpleNamespace:
 _HOPPERS = {
     "mbarrier": types.SimpleNamespace(
         MBarrierLayout=_nothing, init=_init, wait=lambda barrier, parity: _one(barrier).wait(parity),
-        expect=lambda barrier, num_bytes: _one(barrier).change(arrivals=1, num_bytes=num_bytes),
-        arrive=lambda barrier, count: _one(barrier).change(arrivals=count),
+        expect=lambda barrier, num_bytes, pred=True: _arrive(barrier, 1, num_bytes, pred), arrive=_arrive,
     ),
     "tma": types.SimpleNamespace(
         async_copy_global_to_shared=_bring, async_copy_shared_to_global=_take, store_wait=_nothing
@@ -374,8 +381,9 @@ class OnCpu:
             _has_failed.clear()
             seen = [self._seen(one) for one in given]
             constants = {name: value for name, value in more.items() if name in self.names}
-            places = [place[::-1] for place in product(*(range(n) for n in reversed([*grid, 1, 1][:3])))]
-            programs = [partial(_stand_in(self.function, _language(place)), **constants) for place in places]
+            whole = [*grid, 1, 1][:3]
+            places = [place[::-1] for place in product(*(range(n) for n in reversed(whole)))]
+            programs = [partial(_stand_in(self.function, _language(place, whole)), **constants) for place in places]
             if self.all_at_once:
                 _side_by_side([(program, seen) for program in programs])
                 return

@@ -10,6 +10,7 @@ import torch
 
 from app.kernels import fused, gemm, lora, moe, recurrent, rows, sampling
 from app.kernels.attention import KV_FP8, AttentionOptions, HeadBias
+from app.kernels.attention.triton_decode import DECODES
 from app.kernels.attention.triton_ops import PREFILL
 from app.kernels.gemm import fp8, fp8_block, int8, tiled
 from app.kernels.gemm.fp8_block import Fp8BlockWeight
@@ -43,6 +44,11 @@ def name_of(function: Any) -> str:
 def prefill(dtype: torch.dtype = BF16, head_dim: int = 128, kv: torch.dtype | None = None, **options: Any) -> str:
     query, cache = empty(9, 8, head_dim, dtype=dtype), empty(4, 2, 2, 16, head_dim, dtype=kv or dtype)
     return name_of(chosen(PREFILL.all_on(META), query, cache, AttentionOptions(0.1, **options))[0])
+
+
+def decodes() -> str:
+    """Who is asked first; which calls it takes, its own tests say."""
+    return name_of(DECODES.all_on(META)[0].run)
 
 
 def latent(num_rows: int, dtype: torch.dtype = BF16, kv: torch.dtype | None = None, size: int = 512) -> str:
@@ -128,6 +134,7 @@ TABLE: list[tuple[Callable[[], str], tuple[str, ...]]] = [
     (lambda: prefill(bias=ALIBI), anywhere("triton_prefill")),
     (lambda: prefill(soft_cap=30.0), anywhere("triton_prefill")),
     (lambda: prefill(FP32), anywhere("triton_prefill")),
+    (decodes, on_hopper("gluon_decode", "triton_decode")),
     (lambda: prefill(head_dim=256), anywhere("triton_prefill")),
     (lambda: prefill(kv=KV_FP8), anywhere("triton_prefill")),
     (lambda: latent(16), on_hopper("gluon_few_rows", "triton_attend")),

@@ -14,6 +14,7 @@ others, and the merge is a launch of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ from app.kernels.attention.triton_splits import (
 )
 from app.kernels.attention.triton_tile import NO_MAX, attend_tile, head_columns, weight_of_sink
 from app.kernels.attention.triton_tile_fp8 import attend_fp8_tile, joined
+from app.kernels.kernel_table import HOPPER, Candidate, Kernel, KernelTable, chosen
 from app.kernels.launch import early_launch, next_power_of_2, register_limit
 from app.kernels.quick_launch import quick_launch
 
@@ -58,6 +60,31 @@ class DecodeTile:
     max_registers: int | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class DecodeCall:
+    """A layer's decodes."""
+
+    query: torch.Tensor  # [T, Hq, D]
+    kv_cache: torch.Tensor
+    meta: AttentionMetadata
+    scratch: DecodeScratch
+    listed: SplitList | None  # of a static step
+    is_shared: bool  # other splits are shared by requests; who merges comes later
+    out: torch.Tensor  # [T, Hq, D]
+    options: AttentionOptions
+    tile: DecodeTile
+    each: int  # queries of a request
+
+
+# It serves a call.
+DecodeKernel = Kernel[[DecodeCall], bool, Callable[[DecodeCall], None]]
+DECODES: KernelTable[DecodeKernel] = KernelTable(
+    "decodes of paged attention",
+    Candidate("app.kernels.attention.gluon_decode:KERNEL", HOPPER),
+    Candidate("app.kernels.attention.triton_decode:KERNEL"),
+)
+
+
 @dataclass(slots=True)
 class DecodeScratch:
     """Holds what the programs of a layer pass to each other; made once a step, used by every layer."""
@@ -66,6 +93,8 @@ class DecodeScratch:
     partial: torch.Tensor  # fp32 [Rd, Hq, num_splits, D], of a list [splits, Hq, D]; empty where num_splits is 1
     log_sum: torch.Tensor  # fp32 [Rd, Hq, num_splits], base 2; likewise
     arrived: torch.Tensor  # int32 [Rd, Hkv], splits that are done; 0 before and after each layer
+    turn: torch.Tensor  # int32 [1], whose turn it is of a list; likewise
+    kernels: tuple[DecodeKernel, ...]
     # The splits of a static step, by (sliding window, keys of a tile); made by the first layer with them.
     lists: dict[tuple[int | None, int], SplitList] | None = None
     # How the step shares splits, if it may, by (keys of a tile, most requests of a group); made as the lists are.
@@ -104,11 +133,14 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, hea
     num_cut = meta.num_decodes if num_splits > 1 else 0
     shape = (num_cut, num_heads, num_splits)
     device = meta.seq_lens.device
+    zeros = torch.zeros(1 + num_cut * num_kv_heads, dtype=torch.int32, device=device)
     return DecodeScratch(
         num_splits=num_splits,
         partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
         log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
-        arrived=torch.zeros(num_cut, num_kv_heads, dtype=torch.int32, device=device),
+        arrived=zeros[1:].view(num_cut, num_kv_heads),
+        turn=zeros[:1],
+        kernels=DECODES.all_on(device),
         lists={} if meta.is_static else None,
         shared={} if meta.cascade and num_splits > 1 and meta.num_decodes > 1 else None,
     )
@@ -258,46 +290,23 @@ def decode(
     each: int = 1,
 ) -> None:
     """Write the first num_decodes * `each` rows of out [T, Hq, D], a request's last tokens, from query [T, Hq, D]."""
-    sliding_window, kv_scales, bias = options.sliding_window, options.kv_scales, options.bias or _NO_BIAS
+    bias = options.bias or _NO_BIAS
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    assert kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
+    assert options.kv_scales is None or head_dim % 2 == 0, "values of a quantized cache are read in pairs"
     tile = tile or choose_tile(head_dim, query.dtype, kv_cache.dtype)
     group = num_heads // num_kv_heads
-    sizes = _sizes(group, head_dim, tile, each)
     cascade_tile = choose_cascade_tile(meta.num_decodes * group, head_dim, query.dtype)
     shared = None
-    is_same = sliding_window is None and bias.slopes is None and bias.by_distance is None  # whatever the position
-    if is_same and scratch.shared is not None:
+    is_same = options.sliding_window is None and bias.slopes is None and bias.by_distance is None
+    if is_same and scratch.shared is not None:  # whatever the position
         shared = _shared_splits(meta, scratch, tile, cascade_tile, group, block_size)
-    listed = shared.singles if shared is not None else scratch.splits(meta, sliding_window, tile, each)
-    grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
-    if listed is not None:
-        grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
-    decode_kernel[grid](
-        query, kv_cache, kv_scales, bias.sinks, bias.slopes, bias.by_distance, out,
-        scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table, meta.seq_lens,
-        meta.seq_lens if listed is None else listed.items,
-        meta.seq_lens if listed is None else listed.count,
-        options.scale, options.soft_cap or 1.0, sliding_window or 0,
-        0 if bias.by_distance is None else bias.by_distance.shape[1],
-        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
-        *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
-        S=block_size,
-        Q=each,
-        BM=max(16, sizes["BG"]),
-        USE_WINDOW=sliding_window is not None,
-        USE_CAP=options.soft_cap is not None,
-        USE_LIST=listed is not None,
-        MERGE=shared is None,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps,
-        num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
-        **sizes,
-        **early_launch(query.device),
-        **register_limit(tile.max_registers if sizes["BG"] <= 16 else None),
-    )  # fmt: skip
+    listed = shared.singles if shared is not None else scratch.splits(meta, options.sliding_window, tile, each)
+    call = DecodeCall(query, kv_cache, meta, scratch, listed, shared is not None, out, options, tile, each)
+    run, _ = chosen(scratch.kernels, call)
+    run(call)
     if shared is not None:
+        sizes = _sizes(group, head_dim, tile, each)
         attend_runs(
             query, kv_cache, meta, shared, (scratch.partial, scratch.log_sum), options, tile_keys=tile.keys,
             tile=cascade_tile,
@@ -307,6 +316,44 @@ def decode(
             out.stride(0), out.stride(1), scratch.num_splits,
             num_warps=max(1, min(8, sizes["BG"] * sizes["BD"] // 128)), **sizes,
         )  # fmt: skip
+
+
+def attend_splits(call: DecodeCall) -> None:
+    """Launches the kernel of this file."""
+    query, kv_cache, meta, scratch, listed = call.query, call.kv_cache, call.meta, call.scratch, call.listed
+    options, tile, out = call.options, call.tile, call.out
+    sliding_window, bias = options.sliding_window, options.bias or _NO_BIAS
+    num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
+    sizes = _sizes(query.shape[1] // num_kv_heads, head_dim, tile, call.each)
+    grid = (num_kv_heads, scratch.num_splits, meta.num_decodes)
+    if listed is not None:
+        grid = (num_kv_heads, programs_for(listed, num_kv_heads), 1)
+    decode_kernel[grid](
+        query, kv_cache, options.kv_scales, bias.sinks, bias.slopes, bias.by_distance, out,
+        scratch.partial, scratch.log_sum, scratch.arrived, meta.block_table, meta.seq_lens,
+        meta.seq_lens if listed is None else listed.items,
+        meta.seq_lens if listed is None else listed.count,
+        options.scale, options.soft_cap or 1.0, sliding_window or 0,
+        0 if bias.by_distance is None else bias.by_distance.shape[1],
+        query.stride(0), query.stride(1), out.stride(0), out.stride(1),
+        *kv_cache.stride()[:4], meta.block_table.stride(0), scratch.num_splits,
+        S=block_size,
+        Q=call.each,
+        BM=max(16, sizes["BG"]),
+        USE_WINDOW=sliding_window is not None,
+        USE_CAP=options.soft_cap is not None,
+        USE_LIST=listed is not None,
+        MERGE=not call.is_shared,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=max(tile.num_stages, 3) if meta.num_decodes * num_kv_heads <= _FEW_PROGRAMS else tile.num_stages,
+        **sizes,
+        **early_launch(query.device),
+        **register_limit(tile.max_registers if sizes["BG"] <= 16 else None),
+    )  # fmt: skip
+
+
+KERNEL = Kernel(lambda _: True, attend_splits)  # serves all
 
 
 def _sizes(group: int, head_dim: int, tile: DecodeTile, each: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -15,12 +16,14 @@ from app.kernels.attention import (
     AttentionOptions,
     HeadBias,
     HeadNorm,
+    gluon_decode,
     gluon_prefill,
     gluon_texts,
     triton_encoder,
     triton_prefill,
 )
 from app.kernels.attention.encoder import Sight
+from app.kernels.attention.triton_decode import DecodeCall, choose_tile, make_scratch
 from app.kernels.attention.triton_ops import OPS
 from app.kernels.attention.triton_prefill import PrefillTile
 from app.kernels.attention.triton_rotated import rotated_decode, rotated_scratch, serves_rotated
@@ -57,6 +60,8 @@ def attention(
             scratch = rotated_scratch(lone, num_heads, num_kv_heads, head_dim)
             for norm in (None, HeadNorm(query[0, 0], query[0, 0], 1e-6)):
                 rotated_decode(rows, angles, angles, norm, cache, lone, scratch, options)
+        if not IS_AMD and is_static and not cascade and max(counts) == 1 and scales is None and not masks:
+            listed_decodes(query, cache, meta)
         if IS_AMD or dtype == torch.float32 or is_static or scales is not None or head_dim > 128:  # tiles too large
             continue
         for tile in (PrefillTile(128, 64, 8, 3), PrefillTile(128, 128, 8, 2), PrefillTile(64, 64, 4, 3)):
@@ -66,6 +71,17 @@ def attention(
                 for bias in (None, HeadBias(sinks=torch.zeros(num_heads))):
                     options = AttentionOptions(0.1, window, bias=bias)
                     gluon_prefill.prefill(query, cache, meta, query, options)
+
+
+def listed_decodes(query: torch.Tensor, cache: torch.Tensor, meta: AttentionMetadata) -> None:
+    """A captured step's decodes in Gluon, as of many requests."""
+    tile = choose_tile(query.shape[2], query.dtype)
+    scratch = make_scratch(meta, query.shape[1], cache.shape[2], query.shape[2])
+    listed = scratch.splits(meta, None, tile, 1)
+    call = DecodeCall(query, cache, meta, scratch, listed, False, query, AttentionOptions(0.1), tile, 1)
+    with mock.patch.object(gluon_decode, "LEAST_HEADS", 1):
+        if gluon_decode.serves(call):
+            gluon_decode.run(call)
 
 
 def encoder(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
@@ -96,6 +112,7 @@ def gpu_calls() -> list[Callable[[], None]]:
         found += [partial(attention, dtype, llama, 16), partial(attention, dtype, llama, 16, KV_FP8)]
     return [
         *found,
+        partial(attention, torch.float16, qwen, 128),
         partial(attention, torch.bfloat16, llama, 16, bias=HeadBias(torch.zeros(32), torch.zeros(32))),
         partial(attention, torch.bfloat16, (32, 32, 64), 16, bias=HeadBias(by_distance=torch.zeros(32, 129))),
         partial(attention, torch.bfloat16, qwen, 64, KV_FP8, sliding_window=512, soft_cap=30.0),
