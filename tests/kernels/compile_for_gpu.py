@@ -38,6 +38,7 @@ from triton.tools import tensor_descriptor
 from app.kernels import launch
 from app.kernels.attention import triton_tile_fp8
 from app.kernels.gemm import triton_forms
+from app.kernels.sampling import triton_sample
 from tests.kernels import gpu_calls as of_several
 from tests.kernels.attention import gpu_calls as of_attention
 from tests.kernels.compiled_code import LET_STAGES_GO, Launch, fault_of, fault_of_stages
@@ -199,7 +200,7 @@ def main() -> int:
     if IS_AMD:
         stand_in("register_limit", {})
         torch.version.hip = "7.0"  # who asks is AMD's
-        triton_tile_fp8._BY_ASSEMBLY = triton_forms.BY_ASSEMBLY = tl.constexpr(False)
+        triton_tile_fp8._BY_ASSEMBLY = triton_forms.BY_ASSEMBLY = triton_sample.BY_ASSEMBLY = tl.constexpr(False)
     else:
         stand_in("early_launch", EARLY_LAUNCH)
     results = [compiled_aloud(*kernel) for kernel in found(all_calls())]
