@@ -125,12 +125,13 @@ class ModelRunner:
                 return key
         if most:
             return None
-        of_layers = CASCADE if self._cascade is not None and self._cascade.wanted(rows) else None
-        if static.step.is_long(rows):
-            of_layers = LONG
-        found = None if of_layers is None else static.key_for(len(rows), parts | {of_layers})
-        if found is not None:
-            return found
+        ways = {
+            CASCADE: self._cascade is not None and self._cascade.wanted(rows),  # first: it computes layer by layer, too
+            LONG: static.step.is_long(rows),
+        }
+        for way in (way for way, is_wanted in ways.items() if is_wanted):
+            if (found := static.key_for(len(rows), parts | {way})) is not None:
+                return found
         return static.key_for(len(rows), parts)
 
     def _run_static(self, step: SchedulerOutput, rows: NDArray[np.int64], static: Static, key: StepKey) -> StepResults:

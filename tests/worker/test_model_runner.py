@@ -112,6 +112,17 @@ def test_a_long_row_takes_its_own_step_if_there_is_one() -> None:
     assert key_for(captured, [1]) == StepKey(1)
 
 
+def test_long_rows_that_share_a_prefix_read_it_once() -> None:
+    """Which is done layer by layer, as is wanted of long rows; where that is not captured, each reads it for itself."""
+    shared, long = frozenset({CASCADE}), frozenset({LONG})
+    captured = Captured({0: (4,)}, [NO_PARTS, shared, long])
+    captured.is_long = True
+    assert key_for(captured, [1] * 4, shares=True) == StepKey(4, shared)
+    assert key_for(captured, [1] * 4, shares=False) == StepKey(4, long)
+    captured.keys = [StepKey(4), StepKey(4, long)]
+    assert key_for(captured, [1] * 4, shares=True) == StepKey(4, long)
+
+
 def test_rows_take_the_step_with_their_parts() -> None:
     parts = frozenset({"adapters"})
     captured = Captured(SIZES, [NO_PARTS, parts])
