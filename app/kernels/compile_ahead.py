@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import sha256
 from types import ModuleType
@@ -61,16 +61,18 @@ class _Kernel:
     source: Callable[[], bytes | None] = lambda: None  # for a process that compiles it onto the disk
     folder: Callable[[], str | None] = lambda: None  # that it is to lie in there, where other ranks may make it, too
     wait_s: float = 0.0  # for one of them that is at it
+    given_up: threading.Event = field(default_factory=threading.Event)  # then nobody waits any more
 
     def load(self) -> bool:
         """Does what the first launch would do: Triton 3.6 compiles a launcher too, by the C compiler. False: another
         rank is at it, and nothing was done."""
         if self.key in self.table:  # another thread was faster
             return True
-        with _claimed(self.folder(), self.wait_s) as is_ours:
-            if is_ours or self.wait_s:
+        with _claimed(self.folder(), self.wait_s, self.given_up) as is_ours:
+            is_made = is_ours or (self.wait_s > 0 and not self.given_up.is_set())
+            if is_made:
                 self._load()
-            return is_ours or bool(self.wait_s)
+            return is_made
 
     def _load(self) -> None:
         if (source := self.source()) is not None and (compiler := _compiler()) is not None:
@@ -92,6 +94,7 @@ def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
     is only counted. Launches of other threads are what they always are. In Triton's interpreter nothing is changed.
     """
     ahead, kernels, known = Ahead(), dict[tuple[int, Any], tuple[_Kernel, Future[bool]]](), set[Any]()
+    given_up = threading.Event()
     me, run, make = threading.get_ident(), JITFunction.run, JITFunction._do_compile
 
     def run_nothing(function: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
@@ -113,6 +116,7 @@ def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
             *(table, key, lambda: make(function, key, *details, **keywords)),
             lambda: _source(function, *details, **keywords),
             lambda: _folder(function, *details, **keywords) if ranks > 1 else None,
+            given_up=given_up,
         )
         if (id(table), key) not in kernels:
             kernels[id(table), key] = kernel, _submitted(pool, kernel)
@@ -127,6 +131,7 @@ def compile_ahead(device: torch.device, ranks: int = 1) -> Iterator[Ahead]:
             ahead.compiled = sum(map(_is_loaded, [*(done for _, done in kernels.values()), *again]))
             ahead.failed = len(kernels) - ahead.compiled
         except BaseException:
+            given_up.set()
             pool.shutdown(cancel_futures=True)
             raise
         finally:
@@ -156,16 +161,21 @@ def _is_loaded(kernel: Future[bool]) -> bool:
 
 
 @contextmanager
-def _claimed(folder: str | None, wait_s: float) -> Iterator[bool]:
-    """Within the block no other rank makes what will lie in the folder; false: one does, for longer than `wait_s`."""
+def _claimed(folder: str | None, wait_s: float, given_up: threading.Event) -> Iterator[bool]:
+    """Within the block no other rank makes what will lie in the folder; false: one does, for longer than `wait_s` or
+    until it was given up."""
     if folder is None:
         yield True
         return
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # a cache that somebody emptied meanwhile, or may not read: each rank makes its own
+        yield True
+        return
     try:
         end_s = time.monotonic() + wait_s
-        while not (is_ours := _locks(handle)) and time.monotonic() < end_s:
-            time.sleep(ASK_S)
+        while not (is_ours := _locks(handle)) and time.monotonic() < end_s and not given_up.wait(ASK_S):
+            continue
         yield is_ours
     finally:
         os.close(handle)  # with which the lock goes

@@ -64,22 +64,46 @@ def kernel_that(make: Callable[[], Any]) -> _Kernel:
     return _Kernel({}, 0, make)
 
 
-def test_what_another_rank_compiles_is_left_for_last(tmp_path: Path) -> None:
-    made, other = list[int](), os.open(tmp_path, os.O_RDONLY)
+def test_what_another_rank_compiles_is_left_for_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked, locks = list[int](), list[bool](), compile_ahead._locks
+    goes_on, other = threading.Event(), os.open(tmp_path, os.O_RDONLY)
 
     def make() -> Any:
         made.append(len(made))
+        goes_on.set()
         return SimpleNamespace(run=None)
 
+    def ask(handle: int) -> bool:
+        asked.append(locks(handle))
+        if len(asked) > 2:  # once by the first, and again by the one that waits
+            goes_on.set()
+        return asked[-1]
+
+    monkeypatch.setattr(compile_ahead, "_locks", ask)
     kernel = replace(kernel_that(make), folder=lambda: str(tmp_path))
     fcntl.flock(other, fcntl.LOCK_EX)
     assert not kernel.load()
     with ThreadPoolExecutor(1) as pool:
         waits = _submitted(pool, replace(kernel, wait_s=patience_s(60)))
+        assert goes_on.wait(patience_s(60))
+        made_before = list(made)
         os.close(other)  # the other rank is done
         assert _is_loaded(waits)
+    assert made_before == []
     assert kernel.load()
     assert made == [0, 1]
+
+
+def test_a_folder_that_is_gone_holds_no_kernel_up(tmp_path: Path) -> None:
+    """As a cache's is that somebody empties meanwhile."""
+    made = list[bool]()
+
+    def make() -> Any:
+        made.append(True)
+        return SimpleNamespace(run=None)
+
+    assert replace(kernel_that(make), folder=lambda: str(tmp_path / "gone")).load()
+    assert made == [True]
 
 
 def test_a_rank_that_hangs_holds_no_other_up(tmp_path: Path) -> None:
@@ -121,6 +145,36 @@ def test_an_interrupt_while_the_end_waits_drops_what_no_thread_has_begun(monkeyp
     assert JITFunction._do_compile is make
     assert [future.cancelled() for future in submitted[1:]] == [True, True]
     assert made in ([], [0])
+
+
+def test_an_interrupt_while_another_rank_is_waited_for_ends_the_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, made, waits = list[int](), list[int](), threading.Event()
+
+    def refuse(handle: int) -> bool:
+        asked.append(handle)
+        if len(asked) > 1:  # the first one does not wait
+            waits.set()
+        return False
+
+    def interrupt(_: Future[bool]) -> bool:
+        assert waits.wait(patience_s(60))
+        raise KeyboardInterrupt
+
+    def make(_: Any, key: int, *__: Any) -> Any:
+        made.append(key)
+        return SimpleNamespace(run=None)
+
+    replaced = {"_locks": refuse, "_is_loaded": interrupt, "_folder": lambda *_: str(tmp_path), "triton_key": str}
+    for name, value in replaced.items():
+        monkeypatch.setattr(compile_ahead, name, value)
+    monkeypatch.setattr(compile_ahead, "WAIT_S", patience_s(60))
+    monkeypatch.setattr(JITFunction, "_do_compile", make)
+    function: Any = SimpleNamespace(cache_key="", device_caches={0: ({},)})
+    with pytest.raises(KeyboardInterrupt), compile_ahead.compile_ahead(torch.device("cpu"), ranks=2):
+        JITFunction._do_compile(function, 0, None, 0)
+    assert made == []
 
 
 def test_without_threads_kernels_are_only_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
