@@ -104,7 +104,9 @@ def best_perturbed(
     b_noise = noise_about(tile_words(i_first, b_seed, b_choice, b_position, PURPOSE, BN))
     b_about = b_x * tl.minimum(1.0 / b_temperature, 1e30) + b_noise  # finite for any temperature
     b_most = tl.max(b_about, 0)
-    m_near = m & (b_about >= b_most - (2.0 * ROUGHLY + tl.abs(b_most) * _FEW_BITS)) & (b_about > float("-inf"))
+    b_least = b_most - (2.0 * ROUGHLY + tl.abs(b_most) * _FEW_BITS)
+    b_least = tl.where(b_most == float("inf"), b_most, b_least)  # and not infinity less infinity
+    m_near = m & (b_about >= b_least) & (b_about > float("-inf"))
     b_best = tl.full((), float("-inf"), tl.float32)
     b_token = i_first + 0
     o_near = tl.min(tl.where(m_near, o_token, V), 0)

@@ -109,6 +109,17 @@ def test_tokens_equal_numpy(path: Path, vocab_size: int, scale: float) -> None:
     torch.testing.assert_close(logprobs.cpu().double(), truth, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_an_infinite_logit_is_drawn(path: Path) -> None:
+    """As a processor forces a token, or where a head overflows; the lowest of several, whatever the tile."""
+    logits = torch.randn(5, 2500, generator=torch.Generator().manual_seed(8))
+    for row, tokens in enumerate([(7,), (2400,), (2300, 2400), (9, 2400), (0,)]):
+        logits[row, list(tokens)] = INF
+    for temperature in (1.0, 1e-3, 50.0):
+        drawn, _ = path(*arguments(logits, [(temperature, 0, 1.0, 0.0)] * 5))
+        assert drawn.tolist() == [7, 2400, 2300, 9, 0]
+
+
 def test_search_in_the_whole_row_finds_the_same() -> None:
     logits = torch.randn(len(ROWS), 1003, generator=torch.Generator().manual_seed(5)) * 3
     args = arguments(logits, ROWS)
