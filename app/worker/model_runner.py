@@ -59,7 +59,7 @@ class ModelRunner:
         if self._static is not None and key is not None:
             results = self._run_static(step, rows, self._static, key)
         else:
-            results = self._run(step)
+            results = self._run(step, clock)
         self._features.after(step, results)
         self._state.advance(step)
         return PendingStep(results, clock, self._copy)
@@ -84,7 +84,7 @@ class ModelRunner:
         """Free what features hold outside of the device's memory."""
         self._features.close()
 
-    def _run(self, step: SchedulerOutput) -> StepResults:
+    def _run(self, step: SchedulerOutput, clock: StepClock) -> StepResults:
         """A step of any mix of prefills and decodes."""
         batch = build_input_batch(step, self._state)
         if self._cascade is not None:
@@ -96,7 +96,7 @@ class ModelRunner:
         reads_ends = is_plain and self._forward.reads_ends
         if reads_ends and self._features.read_all(batch.host.rows):
             is_plain = reads_ends = False
-        hidden = None if self._prompts is None or not is_plain else self._prompts.hidden(batch)
+        hidden = None if self._prompts is None or not is_plain else self._prompts.hidden(batch, clock)
         ctx = None
         if hidden is None:
             received = self._forward.receive(len(batch.positions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -62,7 +62,10 @@ class GraphSetup:
         self._of_prompts: int | None = None  # those of them; None: not measured yet
         self._no_prompts: str | None = None  # why steps with prompts are not captured
         self._are_as_used = config.cuda_graph_prompt_tokens == "as_used"
-        self._kind_of_prompts = PromptsAsUsed if self._are_as_used else PromptGraphs
+        unused = 1.0 - config.gpu_memory_utilization
+        self._make_prompts: Callable[[PromptStep, Recorder], PromptGraphs] = (
+            partial(PromptsAsUsed, unused=unused) if self._are_as_used else PromptGraphs
+        )
         self._is_full = False  # no more is captured
         refused = refusal(config, state.device, is_capturable=forward.is_capturable)
         if refused is None:
@@ -111,11 +114,11 @@ class GraphSetup:
         self._graphs = graphs
         self._measure_prompts()
         if self.prompt_step is not None and self.prompt_step.keys:
-            self.prompts = self._kind_of_prompts(self.prompt_step, graphs.recorder)
+            self.prompts = self._make_prompts(self.prompt_step, graphs.recorder)
         sizes, left = self.step.sizes, self.num_missing
         extra = f"; {left} more while the engine idles" if left else ""
-        if self._are_as_used:
-            extra += "; those of steps with prompts as they come" if self.prompts is not None else ""
+        if self.prompts is not None and self._are_as_used:
+            extra += "; those of steps with prompts as they come"
         elif self.prompts is not None:
             extra += f", those of steps with up to {self.prompts.step.sizes[-1]} prompt tokens among them"
         elif self._no_prompts is not None and self._config.cuda_graph_prompt_tokens not in ("auto", 0):

@@ -25,6 +25,7 @@ from app.worker.graphs.cuda_graphs import MOST_OF_DRIVER
 from app.worker.graphs.prompt_step import PromptKey, PromptStep
 from app.worker.graphs.recording import Recorder, no_collection
 from app.worker.rows.input_batch import InputBatch
+from app.worker.rows.pending_step import StepClock
 
 MOST_OF_DEVICE = 0.02  # of its memory, for graphs of steps with prompts: they gain time, but no room
 RUNS = 3  # of each, of which the quickest counts
@@ -52,8 +53,9 @@ class PromptReplays:
         """The steps that have none, the most needed first."""
         return [key for key in self.step.keys if key not in self.replays]
 
-    def hidden(self, batch: InputBatch) -> HiddenStates | None:
-        """The hidden states of a step from a replay; None: it brings what none has, or there is none for it."""
+    def hidden(self, batch: InputBatch, clock: StepClock) -> HiddenStates | None:
+        """The hidden states of a step from a replay; None: it brings what none has, or there is none for it. The
+        step's `clock` does not count what others will not need."""
         fitting = [key for key in self.keys_for(batch) if key in self.replays]
         if not fitting:
             return None

@@ -76,8 +76,12 @@ class StepClock:
         """`runtime`: Platform.runtime of the device."""
         self._start: torch.Event | None = None if runtime is None else runtime.Event(enable_timing=True)
         self.end: torch.Event | None = None if runtime is None else runtime.Event(enable_timing=True)
-        self._started_at = time.perf_counter()
         self._elapsed_s = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin now: what came before is not counted."""
+        self._started_at = time.perf_counter()
         if self._start is not None:
             self._start.record()
 

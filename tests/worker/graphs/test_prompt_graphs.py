@@ -18,6 +18,7 @@ from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.prompt_graphs import PromptGraphs, PromptReplays, refusal, waits_up_to
 from app.worker.graphs.prompt_step import PromptStep
 from app.worker.rows.input_batch import InputBatch
+from app.worker.rows.pending_step import StepClock
 from tests.engine.core_driver import run
 from tests.models.families.expert_variants import EXPERT_VARIANTS
 from tests.tiny_models import tiny_model
@@ -192,8 +193,8 @@ def gaps_of(driver: Driver, prompts: PromptReplays, monkeypatch: pytest.MonkeyPa
     assert driver.worker._runner is not None
     forward = driver.worker._runner._forward
 
-    def both(batch: InputBatch) -> HiddenStates | None:
-        hidden = inside(batch)
+    def both(batch: InputBatch, clock: StepClock) -> HiddenStates | None:
+        hidden = inside(batch, clock)
         if hidden is not None:
             ctx = forward.context(batch.positions, batch.attention, None, batch.view.layer_inputs)
             eager = forward.compute(batch.input_ids, ctx).last.float()

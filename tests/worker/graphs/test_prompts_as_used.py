@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from app.records.step import ModelRunnerOutput, SchedulerOutput
 from app.worker.graphs import prompts_as_used
 from app.worker.graphs.prompt_graphs import PromptGraphs
 from app.worker.graphs.prompt_step import PromptKey, PromptStep
 from app.worker.graphs.prompts_as_used import USES, PromptsAsUsed
 from app.worker.graphs.recording import Recorder
+from app.worker.rows import pending_step
 from tests.tiny_models import tiny_model
 from tests.worker.graphs.test_cuda_graphs import FakeCuda
 from tests.worker.graphs.test_prompt_graphs import set_up
@@ -41,7 +44,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
     driver = Driver(str(tiny_model("llama")), num_blocks=64)
     runner = driver.worker._runner
     assert runner is not None
-    prompts = PromptsAsUsed(PromptStep(runner._forward, runner._state, 256), Recorder(CPU))
+    prompts = PromptsAsUsed(PromptStep(runner._forward, runner._state, 256), Recorder(CPU), unused=0.1)
     runner._prompts = prompts
     assert cuda.free > prompts_as_used.LEAST_FREE_BYTES
     return driver, prompts, captured
@@ -105,6 +108,46 @@ def test_none_without_room(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) 
     assert captured == []
 
 
+@pytest.mark.parametrize(("unused", "count"), [(0.1, 2), (0.02, 1), (0.0, 0)])
+def test_they_leave_the_largest_step_its_memory(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, unused: float, count: int
+) -> None:
+    """They take 2 % of the device, or half of what the KV cache's sizing left; what torch keeps hides what one took."""
+    driver, first, captured = prepared
+    kept = [1 << 30]  # by torch, of steps before
+
+    def free(_: object) -> tuple[int, int]:
+        return (1 << 33) - kept[-1] - len(captured) * (200 << 20), 1 << 34
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(0))
+    driver.worker._runner._prompts = PromptsAsUsed(first.step, Recorder(CPU), unused)  # type: ignore[union-attr]
+    for tokens in (250, 70, 30):
+        for _ in range(USES + 1):
+            kept.append((1 << 30) - len(captured) * (200 << 20))
+            lone(driver, tokens)
+    assert len(captured) == count
+
+
+def test_a_capture_is_not_the_time_of_its_step(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which the scheduler plans the next ones."""
+    driver, _, captured = prepared
+    times: list[float] = []
+    monkeypatch.setattr(pending_step, "time", SimpleNamespace(perf_counter=lambda: 1000.0 * len(captured)))
+    execute = driver.worker.execute
+
+    def timed(step: SchedulerOutput) -> list[ModelRunnerOutput]:
+        outputs = execute(step)
+        times.extend(output.step_time_s for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(driver.worker, "execute", timed)
+    for _ in range(USES + 1):
+        lone(driver, 70)
+    assert captured == [PromptKey(128, 1)]
+    assert set(times) == {0.0}
+
+
 def test_behind_a_capture_that_fails_steps_go_on_without(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, _, captured = prepared
     expected, failed = lone(driver, 70), []
@@ -122,7 +165,7 @@ def test_behind_a_capture_that_fails_steps_go_on_without(prepared: Prepared, mon
     assert captured == []
 
 
-def test_a_start_does_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_captures_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither memory is kept nor a step timed, and idle time has none to capture."""
     FakeCuda(monkeypatch)
     monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
@@ -138,6 +181,17 @@ def test_a_start_does_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(setup.prompts, PromptsAsUsed)
     assert setup.num_missing == without.num_missing
     assert setup.note.endswith("; those of steps with prompts as they come")
+
+
+def test_where_there_can_be_none_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr("app.worker.graphs.graph_setup.refusal", lambda *_, **__: None)
+    driver = Driver(str(tiny_model("llama")), num_blocks=64)
+    with torch.inference_mode():
+        setup = set_up(driver, cuda_graph_prompt_tokens="as_used")
+        setup.capture()
+    assert setup.prompts is None
+    assert setup.note.endswith("; steps with prompts: none (layers that plan such steps on the host)")
 
 
 @pytest.mark.gpu
