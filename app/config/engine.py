@@ -279,8 +279,9 @@ class EngineConfig(Frozen):
         "while the engine idles. `auto`: up to 2,048, as far as a start finds that the GPU waits for the host in such "
         "steps (up to 1,024: or might, were the host busier), and not with latent attention; below 64: none. Not with "
         "several workers; steps that show pictures, verify drafts, or have adapters, run without. `as_used`, the "
-        "default of `LLM`: each when it comes for the third time, which its capture holds up by some tenths of a "
-        "second. `LLM` captures what else is asked for at its start.",
+        "default of `LLM` and for it (in a server all would wait): each when it comes for the third time, which its "
+        "capture holds up by some tenths of a second; from then on bf16 results may differ by rounding. `LLM` captures "
+        "what else is asked for at its start.",
     )
     whole_steps: Literal["auto", "off"] = Field(
         "auto",
@@ -392,6 +393,11 @@ class EngineConfig(Frozen):
                 f"executor={self.executor} runs one worker, but tensor_parallel_size={self.tensor_parallel_size} x "
                 f"pipeline_parallel_size={self.pipeline_parallel_size} need {self.world_size}: "
                 "use local_processes or ray_workers"
+            )
+        if self.cuda_graph_prompt_tokens == "as_used" and self.world_size > 1:
+            raise ValueError(
+                f"cuda_graph_prompt_tokens=as_used: not with several workers (tensor_parallel_size="
+                f"{self.tensor_parallel_size} x pipeline_parallel_size={self.pipeline_parallel_size}); use auto"
             )
         if self.pipeline_partition is not None and len(self.pipeline_partition) != self.pipeline_parallel_size:
             raise ValueError(

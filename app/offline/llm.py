@@ -71,7 +71,8 @@ class LLM:
         several = options.get("tensor_parallel_size", 1) != 1 or options.get("pipeline_parallel_size", 1) != 1
         executor = "local_processes" if several else "in_process"
         # Ten seconds of captures pay in a server that idles; whoever asks for them gets them.
-        given = _config({"model": model, "executor": executor, "cuda_graph_prompt_tokens": "as_used", **options})
+        prompts = "auto" if several else "as_used"
+        given = _config({"model": model, "executor": executor, "cuda_graph_prompt_tokens": prompts, **options})
         info = check_model(given)
         self.config = with_default_drafter(given, info)
         directory = tokenizer_directory(self.config, info)

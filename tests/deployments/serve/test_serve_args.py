@@ -19,6 +19,12 @@ from app.errors import ConfigError
             "models.0.engine",
         ),
         (
+            {"models": [{"name": "a", "engine": {"tensor_parallel_size": 2, "cuda_graph_prompt_tokens": "as_used"}}]},
+            "args.models.0.engine: cuda_graph_prompt_tokens=as_used: not with several workers (tensor_parallel_size=2 "
+            "x pipeline_parallel_size=1); use auto",
+            "models.0.engine",
+        ),
+        (
             {"models": [{"name": "a"}, {"name": "b", "aliases": ["a"]}]},
             "args: models: the name 'a' is used twice",
             None,
