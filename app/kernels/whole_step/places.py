@@ -9,6 +9,8 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from app.kernels.launch import cdiv
+
 LINE = 128  # bytes, in which the copy engine counts
 NEAR = 16  # bytes, in which plain loads count
 LINE_SIZE = LINE // 2  # words of 16 bits
@@ -53,7 +55,7 @@ class Places:
 
     def boxes(self, base: torch.Tensor, rows: int, width: int = LINE_SIZE) -> TensorDescriptor:
         """All of it in rows of `width` words, of which the copy engine brings a line's worth of so many at a time."""
-        shape = [self.reach * LINE_SIZE // width, width]
+        shape = [cdiv(self.reach * LINE_SIZE, width), width]  # tensors may end in the midst of a row
         return TensorDescriptor(base, shape, [width, 1], [rows, LINE_SIZE], _LAYOUT)
 
 

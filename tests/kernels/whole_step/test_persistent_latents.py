@@ -153,6 +153,20 @@ def test_what_a_former_owner_left_is_unseen(position: int) -> None:
     assert_step(step, layers, token, SMALL)
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_the_last_token_of_the_memory_is_read_whole() -> None:
+    """The cache lies behind all that is copied, and the copy engine's rows end in the midst of a token."""
+    layers, token = layers_of(SMALL, 1), token_at(40, SMALL)
+    cache, weights = layers[0].cache, layers[0].inputs
+    assert (cache.data_ptr() - weights.data_ptr()) // 2 % cache.shape[2]
+    blocks = token.blocks.clone()
+    blocks[blocks == BLOCKS - 1], blocks[0, 0] = int(blocks[0, 0]), BLOCKS - 1
+    last = cache[-1, -1].clone()
+    cache.zero_()
+    cache[-1, -1] = -4 * last  # all that there is to read, and heads look at it
+    assert_step(PersistentLatents(SMALL, CPU, TILE, PROGRAMS), layers, replace(token, blocks=blocks), SMALL)
+
+
 def test_refuses_what_it_does_not_read() -> None:
     layers, x = layers_of(SMALL, 1), torch.ones(1, SMALL.hidden, dtype=torch.bfloat16)
     assert PersistentLatents(SMALL, CPU, TILE, PROGRAMS).serves(x, layers)

@@ -24,6 +24,8 @@ def test_places_are_counted_from_the_tensor_that_lies_first() -> None:
     assert all(one.untyped_storage().data_ptr() != own for one in kept)  # or it would outlive the weights
     boxes = places.boxes(places.base_of(copied), 16, 32)
     assert (list(boxes.shape), list(boxes.block_shape)) == ([2 * 64 * 2, 32], [16, 64])
+    wide = places.boxes(places.base_of(copied), 16, 3 * 64)  # the last row holds two lines
+    assert list(wide.shape) == [43, 3 * 64]
 
 
 def test_tensors_that_the_copy_engine_does_not_find() -> None:
