@@ -47,6 +47,7 @@ _MERGE_ELEMENTS = 2048
 # are the same for any number of stages.
 _FEW_PROGRAMS = 64
 _NO_BIAS = HeadBias()
+_ALIGNED = 4  # int32 from one multiple of 16 bytes to the next, where kernels expect tensors to begin
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,12 +134,12 @@ def make_scratch(meta: AttentionMetadata, num_heads: int, num_kv_heads: int, hea
     num_cut = meta.num_decodes if num_splits > 1 else 0
     shape = (num_cut, num_heads, num_splits)
     device = meta.seq_lens.device
-    zeros = torch.zeros(1 + num_cut * num_kv_heads, dtype=torch.int32, device=device)
+    zeros = torch.zeros(_ALIGNED + num_cut * num_kv_heads, dtype=torch.int32, device=device)
     return DecodeScratch(
         num_splits=num_splits,
         partial=torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
         log_sum=torch.empty(*shape, dtype=torch.float32, device=device),
-        arrived=zeros[1:].view(num_cut, num_kv_heads),
+        arrived=zeros[_ALIGNED:].view(num_cut, num_kv_heads),
         turn=zeros[:1],
         kernels=DECODES.all_on(device),
         lists={} if meta.is_static else None,

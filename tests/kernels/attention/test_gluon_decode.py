@@ -39,6 +39,14 @@ def scratch_of(batch: Batch) -> DecodeScratch:
     return scratch
 
 
+def test_scratch_lies_where_launches_are_looked_up_quickly() -> None:
+    batch = step_of([5000, 300, 20], (4, 2), 16, torch.bfloat16, "cpu")
+    scratch = make_scratch(batch.meta, 4, 2, 128)
+    tensors = (scratch.partial, scratch.log_sum, scratch.arrived, scratch.turn)
+    assert [tensor.data_ptr() % 16 for tensor in tensors] == [0] * 4
+    assert (scratch.arrived.shape, scratch.turn.shape) == ((3, 2), (1,))
+
+
 def check_layers(batch: Batch) -> None:
     """Two layers, each by itself: the second one finds what the first one left."""
     scratch = scratch_of(batch)
