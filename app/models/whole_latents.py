@@ -59,7 +59,7 @@ class LatentDecoderStep:
 
     def longest(self, rows: int) -> int | None:
         """See EngineModel.longest_at_once."""
-        return self._step.longest if rows == 1 else 0
+        return 0 if rows > 1 or any(map(_is_changed, self._layers)) else self._step.longest
 
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
         """x [1, C], which may be overwritten -> what the last layer gives; None: the step is not such a one."""
@@ -68,7 +68,7 @@ class LatentDecoderStep:
         if not are_decodes(x, meta, ctx) or is_long(meta, self.longest(len(x))):
             return None
         rotation = self._rotary.of_step(ctx)
-        if rotation.query_scale is not None or any(_is_changed(layer) for layer in self._layers):
+        if rotation.query_scale is not None:
             return None
         layers = [_tensors(layer, ctx) for layer in self._layers]
         if not self._step.serves(x, layers):

@@ -66,7 +66,7 @@ class DecoderStep:
 
     def longest(self, rows: int) -> int | None:
         """See EngineModel.longest_at_once."""
-        weight = _weight(next(_linears(self._layers[0])))
+        weight = None if any(map(_is_changed, self._layers)) else _weight(next(_linears(self._layers[0])))
         return 0 if weight is None else self._step.longest_with(weight, rows)
 
     def run(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor | None:
@@ -75,10 +75,7 @@ class DecoderStep:
         if not are_decodes(x, meta, ctx) or is_long(meta, self.longest(len(x))):
             return None
         rotation = self._rotary.of_step(ctx)
-        if any(is_adapted(layer.mlp) for layer in self._layers):
-            return None
-        linears = (one for layer in self._layers for one in _linears(layer))
-        if rotation.query_scale is not None or any(_weight(one) is None or one.delta is not None for one in linears):
+        if rotation.query_scale is not None:
             return None
         places = [layer.self_attn.layer_index for layer in self._layers]
         tables = [(ctx.attention[place].slot_mapping, ctx.attention[place].block_table) for place in places]
@@ -116,6 +113,12 @@ def is_long(meta: AttentionMetadata, longest: int | None) -> bool:
     if meta.by_layers or meta.is_static or longest == 0:
         return meta.by_layers or longest == 0
     return longest is not None and meta.max_seq_len > longest
+
+
+def _is_changed(layer: PreNormLayer) -> bool:
+    """True if adapters may add to it, or its weights are stored otherwise."""
+    linears = _linears(layer)
+    return is_adapted(layer.mlp) or any(_weight(one) is None or one.delta is not None for one in linears)
 
 
 def _is_plain(layer: Any, settings: DecoderSettings, ctx: BuildContext) -> bool:

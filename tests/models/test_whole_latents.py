@@ -105,7 +105,12 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(at_once.LatentDecoderStep, "of", lambda *asked: given.append(asked))
     with engine():
         ctx, settings, layers, rotaries = given[0]
-    assert of(ctx, settings, layers, rotaries) is not None
+    step = of(ctx, settings, layers, rotaries)
+    assert step is not None
+    assert step.longest(1) is None
+    layers[-1].self_attn.o_proj.delta = SimpleNamespace()  # adapters: no step is whole, nor has a long row its own
+    assert step.longest(1) == 0
+    layers[-1].self_attn.o_proj.delta = None
     assert of(replace(ctx, is_exact=True), settings, layers, rotaries) is None
     assert of(ctx, replace(settings, latent=None), layers, rotaries) is None
     assert of(ctx, replace(settings, num_layers=1), layers[:1], rotaries) is None
