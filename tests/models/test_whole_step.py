@@ -122,6 +122,23 @@ def test_a_long_context_goes_layer_by_layer(made: list[Counted], monkeypatch: py
     assert found == ordinary == Driver("tiny-chat", dtype="bfloat16").run([Run(prompt, greedy(8))])[0].tokens
 
 
+@pytest.mark.parametrize(("longest", "are_whole"), [(None, True), (200, True), (10, False)])
+def test_a_drafter_whose_contexts_may_become_too_long_goes_layer_by_layer(
+    made: list[Counted], longest: int | None, are_whole: bool
+) -> None:
+    """In captured passes, which do not know how long rows are; the target's own steps do."""
+    drafting = {"method": "draft_model", "model": str(ASSETS / "tiny-chat"), "num_speculative_tokens": 3}
+    driver = Driver(
+        str(ASSETS / "tiny-chat"), dtype="bfloat16", num_blocks=64, max_model_len=128, speculative_config=drafting
+    )
+    _, drafter = made
+    drafter.most = {2: longest}
+    decode_statically(driver.worker, [2])
+    drafter.rows.clear()
+    driver.run([Run(list(range(40, 61)), greedy(8)), Run(list(range(30, 38)), greedy(8))])
+    assert (2 in drafter.rows) is are_whole
+
+
 def test_several_requests(made: list[Counted], monkeypatch: pytest.MonkeyPatch) -> None:
     """Decodes of as many rows as are served, and no others; the same tokens layer by layer."""
     prompts = [list(range(40, 61)), list(range(30, 38)), [5, 6, 7], [8, 9]]
@@ -171,7 +188,12 @@ def test_layers_that_have_none(made: list[Counted], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(at_once.DecoderStep, "of", lambda *asked: given.append(asked))
     with LLM("tiny-chat", dtype="bfloat16"):
         ctx, settings, layers, rotaries = given[0]
-    assert of(ctx, settings, layers, rotaries) is not None
+    step = of(ctx, settings, layers, rotaries)
+    assert step is not None
+    assert step.longest(1) is None
+    layers[-1].self_attn.o_proj.delta = SimpleNamespace()  # adapters: no step is whole, nor has a long row its own
+    assert step.longest(1) == 0
+    layers[-1].self_attn.o_proj.delta = None
     assert of(ctx, settings, layers, [SimpleNamespace(cos=rotaries[0].cos[:, :16])]) is None  # type: ignore[list-item]
     assert of(ctx, settings, layers, [*rotaries, *rotaries]) is None
     assert of(ctx, settings, [*layers[1:], torch.nn.Identity()], rotaries) is None

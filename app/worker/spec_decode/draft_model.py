@@ -75,7 +75,8 @@ class DraftModelProposer(Proposer):
             return no_drafts(proposal)
         newest = proposal.ends + 1 + row_of_end(proposal)
         at = positions_behind(proposal, 2)
-        draw, passes = self._sampler.of(proposal), DraftPasses(proposal)
+        draw = self._sampler.of(proposal)
+        passes = DraftPasses(proposal, longest=model.longest_at_once(len(proposal.rows)))
         drafts: list[torch.Tensor] = []
         hidden = hidden[newest]
         for number in range(proposal.num_drafts):

@@ -21,8 +21,12 @@ MOST_AHEAD = 33  # positions that a pass may lie behind the step's tokens
 class DraftPasses:
     """Those of one proposal; each has `each` tokens of a row, a request with one query to attention."""
 
-    def __init__(self, proposal: Proposal, each: int = 1) -> None:
+    def __init__(self, proposal: Proposal, each: int = 1, longest: int | None = None) -> None:
+        """`longest`: tokens of a context up to which the drafter computes all layers at once; None: of any."""
         self._proposal, self._each = proposal, each
+        # A captured pass has rows of any length.
+        is_static = proposal.ctx.attention[0].is_static
+        self._by_layers = is_static and longest is not None and longest < proposal.columns.width
         rows, device = proposal.rows, proposal.rows.device
         if each > 1:
             rows = rows.repeat_interleave(each)
@@ -46,6 +50,7 @@ class DraftPasses:
             max_seq_len=min(step.max_seq_len + MOST_AHEAD, columns.width),
             num_decodes=len(places.positions),
             is_static=step.is_static,
+            by_layers=self._by_layers,
             more_tables=tuple(zip(self._tables[1:], places.slots[1:], strict=True)),
             rows=self._step_rows,
         )
