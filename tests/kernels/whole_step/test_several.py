@@ -65,6 +65,7 @@ def test_tiles() -> None:
         (SMALL, 8, (32, 5), 2),
         (SMALL, 8, (17, 0, None, 40), 1),
         (replace(SMALL, norms_heads=False, kv_heads=1, intermediate=2048), 4, (90, 70), 1),
+        (replace(SMALL, kv_heads=1), 8, (740, 3, None, 20), 1),  # parts by length: one row has five
     ],
 )
 def test_meaning(
@@ -76,7 +77,9 @@ def test_meaning(
 ) -> None:
     """Twice over: counters are zero behind a step. The last one's vectors have no place at once."""
     monkeypatch.setattr(several, "rows_step_kernel", OnCpu(rows_step_kernel, all_at_once=True))
-    rows = len(positions)
+    rows, longest = len(positions), max(position or 0 for position in positions)
+    for name in ("test_persistent", "test_several"):
+        monkeypatch.setattr(f"tests.kernels.whole_step.{name}.BLOCKS", max(BLOCKS, rows * (longest // BLOCK + 1)))
     tile = RowsTile(1024, 3, programs // shape.kv_heads)
     step, token = PersistentStep(shape, ONE_ROW, CPU, programs, {rows: tile}), tokens_at(positions, shape)
     assert [step.longest_with(layers_of(shape, 1)[0].qkv, count) for count in (1, rows, 3)][1:] == [several.LONGEST, 0]
