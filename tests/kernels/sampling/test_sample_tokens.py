@@ -212,6 +212,28 @@ def test_of_those_that_come_near_the_best_the_best_is_drawn() -> None:
     assert all(map(torch.equal, drawn, again))
 
 
+OFF, about = tl.constexpr(0.9 * triton_sample.ROUGHLY.value), triton_sample.noise_about
+
+
+@triton.jit
+def noise_that_is_off(b_word):
+    """Of the lower half of words too small, of the others too large, each nearly as far as is allowed."""
+    return about(b_word) + tl.where(b_word.to(tl.float32) < 2147483648.0, -OFF, OFF)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="compiled kernels keep their functions")
+def test_the_best_is_drawn_where_another_one_seems_better() -> None:
+    """By numbers as wrong as they may be."""
+    logits = torch.full((1, 700), -20.0)
+    args = arguments(logits, [(1.0, 0, 1.0, 0.0)])
+    numbers = uniform(args[5], args[6], 700, 0)[0].double().cpu()
+    best, second = int((numbers < 0.5).nonzero()[5]), int((numbers > 0.5).nonzero()[5])
+    scores = torch.tensor([3.0, 3.0 - 1e-4]) + (-numbers[[best, second]].neg().log1p()).log()
+    args[0][0, [best, second]] = scores.float()
+    with mock.patch.object(triton_sample, "noise_about", noise_that_is_off):
+        assert int(triton_sample.sample_tokens(*args)[0]) == best
+
+
 @pytest.mark.parametrize("path", [PATHS[0], pytest.param(*PATHS[1].values, id="triton", marks=pytest.mark.gpu)])
 def test_draws_follow_the_renormalised_distribution(path: Path) -> None:
     num_draws = 4000
