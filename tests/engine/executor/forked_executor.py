@@ -14,7 +14,7 @@ from app.records.step import SchedulerOutput
 from app.worker.graphs.graph_setup import GraphSetup
 from app.worker.graphs.static_step import Static, StaticStep
 from app.worker.model_runner import ModelRunner
-from app.worker.rows.pending_step import StepResults
+from app.worker.rows.pending_step import StepClock, StepResults
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -67,11 +67,11 @@ def serve_static(*arguments: Any) -> None:
     def run_uncaptured(setup: GraphSetup) -> Static | None:
         return setup.step
 
-    def refuse_decodes(runner: ModelRunner, step_message: SchedulerOutput) -> StepResults:
+    def refuse_decodes(runner: ModelRunner, step_message: SchedulerOutput, clock: StepClock) -> StepResults:
         counts, drafts = step_message.num_scheduled_tokens, step_message.num_draft_tokens
         decodes = step_message.samples.all() and ((counts if drafts is None else counts - drafts) == 1).all()
         assert runner._static is None or not decodes, "a step that only decodes is to be static"
-        return ordinary(runner, step_message)
+        return ordinary(runner, step_message, clock)
 
     GraphSetup.__init__ = keep_parts  # type: ignore[method-assign]
     GraphSetup.capture = run_uncaptured  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from app.records.bad_words import BadWords
 from app.records.request import EngineRequest
 from app.records.sampling_params import SamplingParams
 from app.worker.model_runner import ModelRunner
+from app.worker.rows.pending_step import StepClock
 from app.worker.worker import Worker
 from tests.engine.core_driver import KEY, Results, assert_idle, run
 from tests.engine.executor.forked_executor import ForkedExecutor
@@ -262,10 +263,10 @@ def test_a_step_with_few_drafts_is_not_made_of_empty_places(
         monkeypatch.setattr(step.inputs, "load", noted)
         return info
 
-    def run(runner: ModelRunner, step: Any) -> Any:
+    def run(runner: ModelRunner, step: Any, clock: StepClock) -> Any:
         if step.samples.all() and step.num_draft_tokens is not None:
             ordinary.append(step.num_tokens)
-        return run_all(runner, step)
+        return run_all(runner, step, clock)
 
     monkeypatch.setattr(Worker, "start", start_static)
     monkeypatch.setattr(ModelRunner, "_run", run)
