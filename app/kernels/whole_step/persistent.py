@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from app.kernels.launch import multiprocessors, next_power_of_2
 from app.kernels.moe import GLU
@@ -26,6 +24,7 @@ from app.kernels.whole_step.forms import (
 from app.kernels.whole_step.gluon_attend import numbers_of_warps
 from app.kernels.whole_step.gluon_copies import WIDE
 from app.kernels.whole_step.gluon_step import whole_step_kernel
+from app.kernels.whole_step.places import LINE, Places, Rows, addresses_of
 from app.kernels.whole_step.several import ROWS, RowsTile, SeveralRows, tile_of_rows
 
 HEAD_DIM = 128  # with 64 the kernel compiles, and is right in emulation; no GPU has run it
@@ -33,8 +32,6 @@ PROGRAMS = 128  # one on a multiprocessor, all at once
 WARPS = 4  # that multiply
 BOXES = 128  # lines in a stage, of as many rows as there are boxes of a row's
 LINES = 16  # of a row, in a stage, at most
-LINE = 128  # bytes, in which the copy engine counts
-NEAR = 16  # bytes, in which plain loads count
 _STAGE_BYTES = MOST_STAGES * BOXES * LINE  # of a program
 _X_BYTES = 30 << 10  # of what a product reads
 _SPARE_BYTES = 2 << 10  # beside these, for scales
@@ -44,9 +41,6 @@ _LONG_OF_FEW = 192  # tokens of each of few splits, at most
 # layer some 1.6 us; a program that does it for all takes 2.2 (behind 3,500 tokens of Qwen3-0.6B 0.4 more than 64 KB).
 _READ_BY_ALL = 64 << 10  # bytes
 _SPLITS = 16  # of a context, at most: of Qwen3-30B-A3B, 32 are slower up to 8,000 tokens
-_COPIED = 5  # tensors of a layer that the copy engine reads
-_FAR = 1 << 31  # lines, as far as the copy engine counts
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 @dataclass(slots=True, frozen=True)
@@ -149,7 +143,8 @@ class PersistentStep:
     ) -> None:
         self._shape, self._tiles, self._device, self._programs = shape, tiles, device, programs
         self._several = SeveralRows(shape, by_rows, device, programs) if by_rows else None
-        self._places: StepPlaces | None = None
+        self._places: Places | None = None
+        self._form: StepForm | None = None  # of the weights that lie there
         s, bf16, fp32 = shape, torch.bfloat16, torch.float32
         size, splits = s.heads * s.head_dim, max(tile.splits for tile in tiles.values())
         activated, experts = _chosen(s) * s.intermediate, s.experts or StepExperts(0, 1, False, False)
@@ -176,41 +171,41 @@ class PersistentStep:
 
     def run(self, x: torch.Tensor, layers: Sequence[StepLayer], token: StepToken) -> torch.Tensor | None:
         """See WholeStep."""
-        places = self._places_of(layers)
+        copied = [_copied(layer) for layer in layers]
+        places, form = self._places_of(layers, copied), self._form
         size = layers[0].cache.shape[3]
-        if places is None or x.dtype != torch.bfloat16 or not x.is_contiguous():
+        if places is None or form is None or x.dtype != torch.bfloat16 or not x.is_contiguous():
             return None
-        base = places.base_of(layers)
+        base = places.base_of(copied)
         if len(x) > 1:
-            if self._several is None or places.form is not BF16:
+            if self._several is None or form is not BF16:
                 return None
             return self._several.run(x, layers, token, base, places.reach, places.lines, places.near)
-        s, form, tile = self._shape, places.form, self._tiles[places.form]
+        s, tile = self._shape, self._tiles[form]
         if size * s.head_dim % (tile.lines * WIDE.value):
             return None
-        lines = TensorDescriptor(base, [places.reach, WIDE.value], [WIDE.value, 1], [tile.lines, WIDE.value], _LAYOUT)
         whole_step_kernel[(self._programs,)](
-            lines, base, places.lines, places.near, x, self._between, self._qkv, self._parts, self._sums,
-            self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len, token.cos,
-            token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads, KH=s.kv_heads,
-            D=s.head_dim, F=s.intermediate, GROUP=tile.group, CL=tile.lines, PARTS=form.parts, SIDES=form.sides,
-            KEPT_ROWS=tile.kept[0], KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages, SPLITS=tile.splits,
-            FEW=tile.few, LONG=tile.few * _LONG_OF_FEW, S=size, QK_NORM=s.norms_heads, WARPS=WARPS,
+            places.boxes(base, tile.lines), base, places.lines, places.near, x, self._between, self._qkv, self._parts,
+            self._sums, self._act, self._scores, self._choices, self._counters, token.blocks, token.slot, token.seq_len,
+            token.cos, token.sin, len(layers), s.eps, s.scale, layers[0].cache.stride(0), H=s.hidden, QH=s.heads,
+            KH=s.kv_heads, D=s.head_dim, F=s.intermediate, GROUP=tile.group, CL=tile.lines, PARTS=form.parts,
+            SIDES=form.sides, KEPT_ROWS=tile.kept[0], KEPT=tile.kept[1], PROGRAMS=self._programs, STAGES=tile.stages,
+            SPLITS=tile.splits, FEW=tile.few, LONG=tile.few * _LONG_OF_FEW, S=size, QK_NORM=s.norms_heads, WARPS=WARPS,
             MOST_GROUPS=next_power_of_2(-(-self._most_rows // tile.group)), FORM=form.name, **self._choice,
             num_warps=WARPS, launch_cooperative_grid=True,
         )  # fmt: skip
         return x
 
-    def _places_of(self, layers: Sequence[StepLayer]) -> StepPlaces | None:
+    def _places_of(self, layers: Sequence[StepLayer], copied: Rows) -> Places | None:
         """Those of the layers' tensors, written down anew when these have moved; None: some cannot be found so."""
-        addresses = [one.data_ptr() for layer in layers for one in _copied(layer) + _loaded(layer)]
-        addresses += [len(layer.cache) for layer in layers]  # what is allocated anew may begin there, and reach further
+        loaded = [_loaded(layer) for layer in layers]
+        addresses = addresses_of(copied, loaded, [layer.cache for layer in layers])
         if self._places is None or self._places.addresses != addresses:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
-            form = form_of(weight for layer in layers for weight in _weights(layer))
-            is_fitting = form in self._tiles and all(self._fits(layer) for layer in layers)
-            self._places = StepPlaces.of(layers, addresses, form) if is_fitting and form is not None else None
+            self._form = form_of(weight for layer in layers for weight in _weights(layer))
+            is_fitting = self._form in self._tiles and all(self._fits(layer) for layer in layers)
+            self._places = Places.of(copied, loaded, addresses) if is_fitting else None
         return self._places
 
     def _fits(self, layer: StepLayer) -> bool:
@@ -229,53 +224,12 @@ class PersistentStep:
         return all(fitting)
 
 
-@dataclass(slots=True, frozen=True)
-class StepPlaces:
-    """Says where the tensors of a step's layers lie, as the kernel reads it."""
-
-    addresses: list[int]  # of what it was made of, and how many blocks the caches have
-    form: StepForm  # of all weights
-    first: int  # of all that the copy engine reads, the one that lies first
-    reach: int  # lines from there on
-    lines: torch.Tensor  # int32 [L, 5]
-    near: torch.Tensor  # int64 [L, 6 + 4 sides]
-
-    @classmethod
-    def of(cls, layers: Sequence[StepLayer], addresses: list[int], form: StepForm) -> StepPlaces | None:
-        """None: a tensor lies where the copy engine does not find it."""
-        copied = [one for layer in layers for one in _copied(layer)]
-        if any(one.itemsize != 2 or not one.is_contiguous() for one in copied):
-            return None
-        index = min(range(len(copied)), key=lambda at: copied[at].data_ptr())
-        first, device = copied[index].data_ptr(), copied[index].device
-        far = [[one.data_ptr() - first for one in _copied(layer)] for layer in layers]
-        near = [[one.data_ptr() - first for one in _loaded(layer)] for layer in layers]
-        reach = max(one.data_ptr() + one.nbytes for one in copied) - first
-        is_aligned = not any(place % LINE for row in far for place in row) and not any(
-            p % NEAR for row in near for p in row
-        )
-        if not is_aligned or reach >= _FAR * LINE:
-            return None
-        return cls(
-            addresses,
-            form,
-            index,
-            reach // LINE,
-            torch.tensor([[place // LINE for place in row] for row in far], dtype=torch.int32).to(device),
-            torch.tensor([[place // NEAR for place in row] for row in near], dtype=torch.int64).to(device),
-        )
-
-    def base_of(self, layers: Sequence[StepLayer]) -> torch.Tensor:
-        """The tensor that lies first. It is not kept, or weights that a sleep gives back would keep their memory."""
-        return _copied(layers[self.first // _COPIED])[self.first % _COPIED].view(torch.bfloat16)
-
-
 def _weights(layer: StepLayer) -> tuple[StepWeight, ...]:
     return layer.qkv, layer.output, layer.gate_up, layer.down
 
 
 def _copied(layer: StepLayer) -> tuple[torch.Tensor, ...]:
-    """Those _COPIED of its tensors that the copy engine reads."""
+    """Those of its tensors that the copy engine reads."""
     return *map(words_of, _weights(layer)), layer.cache
 
 

@@ -20,7 +20,7 @@ from app.kernels.moe.stacked import StackedExperts
 from app.kernels.whole_step import StepExperts, StepLayer, StepShape, StepToken, StepWeight, WholeStep, persistent
 from app.kernels.whole_step.forms import BF16, FP8, FP8_BLOCKS, INT8, StepForm, words_of
 from app.kernels.whole_step.gluon_step import whole_step_kernel
-from app.kernels.whole_step.persistent import PersistentStep, StepPlaces, StepTile, tile_of
+from app.kernels.whole_step.persistent import PersistentStep, StepTile, tile_of
 from app.kernels.whole_step.reference import whole_step
 from tests.kernels import gluon_on_cpu
 from tests.kernels.gluon_on_cpu import OnCpu
@@ -339,23 +339,6 @@ def test_what_a_former_owner_left_is_unseen(monkeypatch: pytest.MonkeyPatch) -> 
     found = step.run(x.clone(), layers, token)
     assert found is not None
     assert_near(found, whole_step(x, exact, token, shape))
-
-
-def test_places_follow_the_tensors() -> None:
-    layers = layers_of(SMALL, 2)
-    addresses = [layer.qkv.data_ptr() for layer in layers]
-    places = StepPlaces.of(layers, addresses, BF16)
-    assert places is not None
-    assert places.base_of(layers).data_ptr() == addresses[0]
-    kept = [one for one in (getattr(places, name) for name in places.__slots__) if isinstance(one, torch.Tensor)]
-    memory = layers[0].qkv.untyped_storage().data_ptr()
-    assert all(one.untyped_storage().data_ptr() != memory for one in kept)  # or it would outlive the weights
-    assert places.lines[1, 0] * persistent.LINE == addresses[1] - addresses[0]
-    assert places.near[1, 3] * persistent.NEAR == layers[1].mlp_norm.data_ptr() - addresses[0]
-    odd = torch.empty(layers[0].down.numel() + 8, dtype=torch.bfloat16)[8:].view_as(layers[0].down)
-    assert (
-        StepPlaces.of([replace(layers[0], down=odd)], addresses, BF16) is None or odd.data_ptr() % persistent.LINE == 0
-    )
 
 
 def test_a_cache_that_has_more_blocks_at_its_place_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
